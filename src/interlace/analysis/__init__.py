@@ -1,0 +1,1 @@
+"""Looking at what a method does: every token's number."""

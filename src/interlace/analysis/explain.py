@@ -1,0 +1,251 @@
+"""Every token's number: the coefficient d(-loss)/d logp of each token under a method.
+
+The same code path as training (`training/objective.py`), in float64, on rows given as plain numbers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from interlace.methods import Entry, get
+from interlace.training.objective import Prepared, assign, evaluate, prepare, total
+from interlace.types import SOURCE_NAMES, SPANS, Batch, Finish, Verdict
+
+
+class ExplainError(ValueError):
+    """Bad input of `explain`: names the row, the key and what is accepted."""
+
+
+TOKEN_KEYS = ("old_logp", "ref_logp", "behaviour_logp", "entropy", "values", "topk_mass")
+ROW_KEYS = ("logp", "source", "group", "reward", "verdict", "finish", "span", "extra", *TOKEN_KEYS)
+OBJECT_KEYS = ("rows", "step", "stage", "state")
+SOURCES = ("rollout", "demo", "prefix", "hint")
+FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
+VERDICTS = {Verdict.PASS: 1, Verdict.FAIL: 0, Verdict.UNSCORABLE: -1}
+
+
+def explain(
+    method: str | Entry,
+    rows: Sequence[Mapping[str, Any]],
+    step: int = 0,
+    stage: str | None = None,
+    state: Mapping[str, float] | None = None,
+    **parameters: Any,
+) -> dict[str, Any]:
+    """Loss, terms, and the advantage and coefficient of every token of `rows` under a method.
+
+    Args:
+        method: A registered name, `FILE.py:NAME`, or what `register` returned.
+        rows: Dicts with `logp` and `source` and optionally `group`, `reward`, `verdict`, `finish`,
+            `old_logp`, `ref_logp`, `behaviour_logp`, `entropy`, `values`, `topk_mass`, `span`, `extra`.
+            Log-probs in nats, one number per decision token.
+        step: Places schedules.
+        stage: One of the method's stages; default the first that its documentation lists.
+        state: Numbers that a controller holds.
+        **parameters: The method's hyper-parameters, as values or as the command line's strings.
+
+    Returns:
+        {"loss", "terms": [{"name", "coefficient", "denominator", "n"}],
+        "rows": [{"advantage", "coefficient"}]}. A positive coefficient makes the token more likely.
+
+    Raises:
+        ValueError: bad rows, an unknown method or parameter; names the row and key and what is accepted.
+    """
+    entry = get(method)
+    built = entry(**parameters)
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise ExplainError(f"step={step!r}: accepted are integers >= 0")
+    numbers = parse_state(state)
+    _, rule = built.stage(stage, numbers)
+    batch = parse_rows(rows)
+    prepared = prepare(assign(batch, rule), rule, step=step, state=numbers)
+    shown = [i for i, p in enumerate(prepared.terms) if p.term.explained]
+    results = evaluate(prepared, {"logp": batch.arrays["logp"]}, shown)
+    gradient = total([g for _, g in results], batch.n_decisions).get("logp")
+    coefficient = torch.zeros(batch.n_decisions, dtype=torch.float64) if gradient is None else 0.0 - gradient
+    advantage = shown_advantage(prepared)
+    starts = [0, *torch.cumsum(batch.length, 0).tolist()]
+    return {
+        "loss": sum(r.loss for r, _ in results),
+        "terms": [
+            {"name": r.name, "coefficient": r.coefficient, "denominator": r.denominator, "n": r.n}
+            for r, _ in results
+        ],
+        "rows": [
+            {"advantage": advantage[a:b].tolist(), "coefficient": coefficient[a:b].tolist()}
+            for a, b in itertools.pairwise(starts)
+        ],
+    }
+
+
+def shown_advantage(prepared: Prepared) -> Tensor:
+    """A of the reward-driven term on each decision, 1 under a pure likelihood term alone, else 0, [N]."""
+    out = torch.zeros(prepared.batch.n_decisions, dtype=torch.float64)
+    for p in sorted(prepared.terms, key=lambda p: not p.term.likelihood):
+        if p.term.explained:
+            a = prepared.batch.arrays.get("advantage")
+            driven = torch.ones_like(out) if p.term.likelihood or a is None else a
+            out[p.covered] = driven[p.covered]
+    return out
+
+
+def parse_state(state: Mapping[str, Any] | None) -> dict[str, float]:
+    for key, value in (state or {}).items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ExplainError(f"state.{key}={value!r}: accepted are finite numbers")
+    return {k: float(v) for k, v in (state or {}).items()}
+
+
+def parse_rows(rows: Sequence[Mapping[str, Any]]) -> Batch:
+    """A batch without slots from rows of the `explain` schema; the leaf values are `arrays["logp"]`."""
+    if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
+        raise ExplainError(f"rows: accepted is a list of objects, not {type(rows).__name__}")
+    parsed = [_Row(i, row) for i, row in enumerate(rows)]
+    names: dict[tuple[str, Any], int] = {}
+    group = [names.setdefault(r.group, len(names)) for r in parsed]
+    flat = {
+        key: torch.tensor([x for r in parsed for x in r.tokens[key]], dtype=torch.float64)
+        for key in ("logp", *TOKEN_KEYS)
+    }
+    return Batch(
+        row_id=torch.arange(len(parsed)),
+        group=torch.tensor(group, dtype=torch.int64),
+        episode=torch.arange(len(parsed)),
+        reward=torch.tensor([r.reward for r in parsed], dtype=torch.float64),
+        verdict=torch.tensor([r.verdict for r in parsed], dtype=torch.int8),
+        finish=torch.tensor([r.finish for r in parsed], dtype=torch.int8),
+        is_rollout=torch.tensor([r.is_rollout for r in parsed], dtype=torch.bool),
+        active=torch.ones(len(parsed), dtype=torch.bool),
+        extra=tuple(r.extra for r in parsed),
+        row=torch.tensor([r.index for r in parsed for _ in r.source], dtype=torch.int64),
+        source=torch.tensor([s for r in parsed for s in r.source], dtype=torch.int8),
+        span=torch.tensor([s for r in parsed for s in r.span], dtype=torch.int8),
+        arrays={k: v for k, v in flat.items() if k == "logp" or not bool(v.isnan().all())},
+        group_names=tuple(name for _, name in names),
+    )
+
+
+class _Row:
+    """One row of the schema, checked key by key."""
+
+    def __init__(self, index: int, row: Any) -> None:
+        self.index = index
+        if not isinstance(row, Mapping):
+            raise self._error(None, row, "an object with 'logp' and 'source'")
+        for key in row:
+            if key not in ROW_KEYS:
+                near = difflib.get_close_matches(str(key), ROW_KEYS, 1)
+                hint = f"; did you mean '{near[0]}'?" if near else ""
+                raise ExplainError(
+                    f"row {index}: unknown key '{key}'{hint} Accepted are {', '.join(ROW_KEYS)}"
+                )
+        if "logp" not in row:
+            raise ExplainError(f"row {index}: 'logp' is required, a list of numbers <= 0")
+        if "source" not in row:
+            raise ExplainError(
+                f"row {index}: 'source' is required, one of {', '.join(SOURCES)} or a list of them"
+            )
+        n = len(self._list(row, "logp"))
+        self.tokens = {"logp": self._numbers(row, "logp", n, absent=False)}
+        for value in self.tokens["logp"]:
+            if value > 1e-6:  # rounding of a probability of 1
+                raise self._error("logp", value, "log-probabilities, numbers <= 0")
+        for key in TOKEN_KEYS:
+            self.tokens[key] = self._numbers(row, key, n) if row.get(key) is not None else [math.nan] * n
+        self.source = self._sources(row, n)
+        self.is_rollout = row["source"] == "rollout" or int(SOURCE_NAMES["rollout"]) in self.source
+        self.span = self._spans(row, n)
+        group = row.get("group")
+        if group is not None and (isinstance(group, bool) or not isinstance(group, str | int)):
+            raise self._error("group", group, "a string or an integer")
+        self.group = ("own", index) if group is None else (type(group).__name__, group)
+        self.reward = self._reward(row)
+        self.verdict = self._choice(row, "verdict", {str(k): v for k, v in VERDICTS.items()}, 2)
+        self.finish = self._choice(row, "finish", {k: int(v) for k, v in FINISHES.items()}, int(Finish.NONE))
+        extra = row.get("extra")
+        if extra is not None and not isinstance(extra, Mapping):
+            raise self._error("extra", extra, "an object")
+        self.extra = dict(extra or {})
+
+    def _error(self, key: str | None, value: Any, accepted: str) -> ExplainError:
+        where = f"row {self.index}" + (f": '{key}'" if key else "")
+        return ExplainError(f"{where}: {value!r:.80} is not accepted; accepted is {accepted}")
+
+    def _list(self, row: Mapping[str, Any], key: str) -> Sequence[Any]:
+        value = row[key]
+        if isinstance(value, Tensor):
+            value = value.tolist()
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise self._error(key, value, "a list")
+        return value
+
+    def _numbers(self, row: Mapping[str, Any], key: str, n: int, absent: bool = True) -> list[float]:
+        values = self._list(row, key)
+        if len(values) != n:
+            raise ExplainError(
+                f"row {self.index}: '{key}' has {len(values)} numbers, 'logp' has {n}; they must agree"
+            )
+        out = []
+        for value in values:
+            if value is None and absent:
+                out.append(math.nan)
+            elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise self._error(key, value, "finite numbers" + (" (null where absent)" if absent else ""))
+            else:
+                out.append(float(value))
+        return out
+
+    def _sources(self, row: Mapping[str, Any], n: int) -> list[int]:
+        given = row["source"]
+        if isinstance(given, str):
+            names: Sequence[Any] = [given] * max(n, 1)
+        else:
+            names = self._list(row, "source")
+            if n == 0:
+                raise self._error(
+                    "source", given, f"one string for an empty row, one of {', '.join(SOURCES)}"
+                )
+            if len(names) != n:
+                raise ExplainError(
+                    f"row {self.index}: 'source' has {len(names)} entries, 'logp' has {n}; they must agree"
+                )
+        for name in names:
+            if name not in SOURCES:
+                raise self._error("source", name, ", ".join(SOURCES))
+        return [int(SOURCE_NAMES[name]) for name in names][:n]
+
+    def _spans(self, row: Mapping[str, Any], n: int) -> list[int]:
+        if row.get("span") is None:
+            return [-1] * n
+        names = self._list(row, "span")
+        if len(names) != n:
+            raise ExplainError(
+                f"row {self.index}: 'span' has {len(names)} entries, 'logp' has {n}; they must agree"
+            )
+        for name in names:
+            if name is not None and name not in SPANS:
+                raise self._error("span", name, f"{', '.join(SPANS)} or null")
+        return [-1 if name is None else SPANS.index(name) for name in names]
+
+    def _reward(self, row: Mapping[str, Any]) -> float:
+        reward = row.get("reward")
+        if reward is None:
+            return math.nan
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise self._error("reward", reward, "a finite number or null")
+        return float(reward)
+
+    def _choice(self, row: Mapping[str, Any], key: str, accepted: Mapping[str, int], default: int) -> int:
+        value = row.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or value not in accepted:
+            raise self._error(key, value, ", ".join(accepted))
+        return accepted[value]

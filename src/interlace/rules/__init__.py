@@ -1,0 +1,1 @@
+"""Small objects with state that is saved and resumed: controllers, regrouping, samplers, update rules."""
