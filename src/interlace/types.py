@@ -311,8 +311,11 @@ class Batch:
             `behaviour_logp`, `entropy`, `values`, `topk_mass`, `advantage`, ... All detached.
     Others:
         slots: what the policy reads; `None` in `explain`, where log-probabilities are given.
+        on_policy: the weights are those at the start of the rollout step, so that the leaf itself, detached,
+            is the old log-probability and the ratio is exactly 1.
         completion_limit: the run's limit of response tokens, `None` without a run.
         group_names: the ids that `group` indexes.
+        step: the rollout step it belongs to; places schedules that reach into masks.
     """
 
     row_id: Tensor
@@ -329,8 +332,10 @@ class Batch:
     span: Tensor
     arrays: Mapping[str, Tensor]
     slots: Slots | None = None
+    on_policy: bool = False
     completion_limit: int | None = None
     group_names: tuple[str | int, ...] = ()
+    step: int = 0
 
     @property
     def n_rows(self) -> int:
@@ -344,6 +349,11 @@ class Batch:
     def length(self) -> Tensor:
         """int64 [R]: decisions per row."""
         return torch.bincount(self.row, minlength=self.n_rows)
+
+    @property
+    def tempered(self) -> bool:
+        """Whether some decision is read at a temperature other than 1."""
+        return self.slots is not None and bool((self.slots.temperature != 1).any())
 
     def with_arrays(self, **arrays: Tensor) -> Batch:
         """A copy with some per-decision arrays set (each float64 [N])."""

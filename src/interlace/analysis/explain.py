@@ -65,9 +65,9 @@ def explain(
     numbers = parse_state(state)
     _, rule = built.stage(stage, numbers)
     batch = parse_rows(rows)
-    prepared = prepare(assign(batch, rule), rule, step=step, state=numbers)
+    prepared = prepare(assign(batch, rule, step=step), rule, step=step, state=numbers)
     shown = [i for i, p in enumerate(prepared.terms) if p.term.explained]
-    results = evaluate(prepared, {"logp": batch.arrays["logp"]}, shown)
+    results = evaluate(prepared, {"policy": {"logp": batch.arrays["logp"]}}, shown)
     gradient = total([g for _, g in results], batch.n_decisions).get("logp")
     coefficient = torch.zeros(batch.n_decisions, dtype=torch.float64) if gradient is None else 0.0 - gradient
     advantage = shown_advantage(prepared)

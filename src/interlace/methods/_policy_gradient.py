@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -51,14 +52,56 @@ def rewarded(batch: Batch) -> Tensor:
     return has_reward(batch)[batch.row]
 
 
-def policy_gradient(h: Any) -> LossFunction:
-    """PG(A) with the bounds of `h`, plus `h.kl` k(delta) where `h` has the set ReferenceKL."""
-    kl = getattr(h, "kl", 0.0)
+def warn_unrewarded(
+    batch: Batch,
+    among: Callable[[Batch], Tensor] | None = None,
+    scored: Callable[[Batch], Tensor] = has_reward,
+    key: str = "reward",
+) -> Batch:
+    """The batch as it is, with a warning if a demonstration misses the reward that its term needs.
+
+    Args:
+        among: bool [R] of the batch, the rows that need one (default all).
+        scored: bool [R] of the batch, the rows that have one.
+        key: What the reward is called in a row.
+    """
+    missing = batch.active & ~batch.is_rollout & ~scored(batch)
+    if among is not None:
+        missing &= among(batch)
+    if bool(missing.any()):
+        row = int(batch.row_id[missing].min())
+        warnings.warn(
+            f"row {row}: a demonstration without '{key}' has no part in a term that needs one; "
+            f"score it like a rollout",
+            stacklevel=2,
+        )
+    return batch
+
+
+def reference_kl(h: Any) -> Callable[[View], Tensor]:
+    """k(delta) of `h.kl_estimator`, without its coefficient."""
+    return lambda v: KL_ESTIMATORS[h.kl_estimator](v.logp - v.ref_logp)
+
+
+def policy_gradient(
+    h: Any,
+    *,
+    weight: Callable[[View], Tensor] | None = None,
+    old_logp: Callable[[View], Tensor] = lambda v: v.old_logp,
+) -> LossFunction:
+    """PG(A) with the bounds of `h`, plus `h.kl` k(delta) where `h` has the set ReferenceKL.
+
+    Args:
+        weight: Detached weight of PG(A) alone, [n]; the KL keeps weight 1.
+        old_logp: What the ratio is taken against, [n].
+    """
+    kl, divergence = getattr(h, "kl", 0.0), reference_kl(h)
 
     def loss(v: View) -> Tensor:
-        ratio = importance_ratio(v.logp, v.old_logp)
+        ratio = importance_ratio(v.logp, old_logp(v))
         pg = clipped_surrogate(ratio, v.advantage, h.clip_low, h.clip_high, h.dual_clip)
-        return pg + kl * KL_ESTIMATORS[h.kl_estimator](v.logp - v.ref_logp) if kl else pg
+        pg = pg if weight is None else weight(v) * pg
+        return pg + kl * divergence(v) if kl else pg
 
     return loss
 
@@ -80,14 +123,22 @@ def reward_kl(coefficient: float, batch: Batch) -> Tensor:
     return penalty
 
 
-def policy_gradient_term(h: Any, *, coefficient: Coefficient = 1.0, name: str = "policy") -> Term:
+def policy_gradient_term(
+    h: Any,
+    *,
+    coefficient: Coefficient = 1.0,
+    name: str = "policy",
+    sources: str = "rollout",
+    where: Callable[[Batch], Tensor] | None = None,
+) -> Term:
     """The rollout term most methods share: PG(A) (+ kl k(delta)) on rollout tokens over `h.denominator`."""
     kl = getattr(h, "kl", 0.0)
     return Term(
         name,
-        {"rollout": policy_gradient(h)},
+        {sources: policy_gradient(h)},
         h.denominator,
         coefficient,
+        where=where,
         max_length=getattr(h, "max_length", None),
         silent_without_advantage=kl == 0,
         formula=policy_gradient_formula(h),
@@ -111,12 +162,13 @@ def likelihood_term(
     denominator: str = "sft_denominator",
     coefficient: Coefficient = 1.0,
     name: str = "sft",
+    sources: str = "demo",
     where: Callable[[Batch], Tensor] | None = None,
 ) -> Term:
     """The demonstration term most methods share: NLL on demonstration tokens over `h.<denominator>`."""
     return Term(
         name,
-        {"demo": lambda v: negative_log_likelihood(v.logp)},
+        {sources: lambda v: negative_log_likelihood(v.logp)},
         getattr(h, denominator),
         coefficient,
         where=where,
@@ -126,7 +178,9 @@ def likelihood_term(
     )
 
 
-def entropy_bonus_terms(h: Any, sources: str = "rollout") -> tuple[Term, ...]:
+def entropy_bonus_terms(
+    h: Any, sources: str = "rollout", where: Callable[[Batch], Tensor] | None = None
+) -> tuple[Term, ...]:
     """-entropy on the rollout term's decisions, over its denominator; no term when the weight is 0."""
     if not h.entropy_bonus:
         return ()
@@ -135,6 +189,7 @@ def entropy_bonus_terms(h: Any, sources: str = "rollout") -> tuple[Term, ...]:
         {sources: lambda v: -v.leaf("entropy")},
         h.denominator,
         h.entropy_bonus,
+        where=where,
         max_length=getattr(h, "max_length", None),
         statistics=("entropy",),
         explained=False,

@@ -14,6 +14,24 @@ from torch import Tensor
 from interlace.parts.segments import last_in_row, row_sum, suffix_sum, to_padded
 
 
+def group_range(reward: Tensor, group: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest counted reward of each row's group, [R] each; inf and -inf where none counts."""
+    n_groups = int(group.max()) + 1 if group.numel() else 0
+    low = torch.full((n_groups,), torch.inf, dtype=reward.dtype)
+    high = -low
+    low = low.scatter_reduce(0, group, torch.where(counted, reward, torch.inf), "amin")
+    high = high.scatter_reduce(0, group, torch.where(counted, reward, -torch.inf), "amax")
+    return low[group], high[group]
+
+
+def group_mean(reward: Tensor, group: Tensor, counted: Tensor) -> Tensor:
+    """Mean counted reward of each row's group, [R]; NaN where none counts, exact where all are equal."""
+    n_groups = int(group.max()) + 1 if group.numel() else 0
+    total = row_sum(torch.where(counted, reward, 0.0), group, n_groups)
+    mean = (total / row_sum(counted.to(reward.dtype), group, n_groups))[group]
+    return torch.where(mean.isnan(), mean, mean.clamp(*group_range(reward, group, counted)))
+
+
 def _group_statistics(
     reward: Tensor, group: Tensor, counted: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -24,14 +42,8 @@ def _group_statistics(
     mean = row_sum(value, group, n_groups) / count.clamp(min=1)
     deviation = torch.where(counted, reward - mean[group], 0.0)
     squares = row_sum(deviation.square(), group, n_groups)
-    low = torch.full_like(mean, torch.inf).scatter_reduce(
-        0, group, torch.where(counted, reward, torch.inf), "amin"
-    )
-    high = torch.full_like(mean, -torch.inf).scatter_reduce(
-        0, group, torch.where(counted, reward, -torch.inf), "amax"
-    )
-    silent = (count < 2) | (low == high)
-    return count[group], mean[group], squares[group], silent[group]
+    low, high = group_range(reward, group, counted)
+    return count[group], mean[group], squares[group], (count[group] < 2) | (low == high)
 
 
 def standard_deviation(values: Tensor, correction: int = 1) -> Tensor:
@@ -90,6 +102,42 @@ def group_centred(reward: Tensor, group: Tensor, counted: Tensor) -> Tensor:
     return group_normalised(reward, group, counted, std=False)
 
 
+def prefix_aware(reward: Tensor, group: Tensor, prefixed: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Advantages of prefix tokens and of sampled tokens where some rows of a group start with a prefix.
+
+    Prefix tokens: R minus the mean of the group's rows without prefix, 0 where there is none. Sampled
+    tokens: rows without prefix are centred among themselves; rows with one too, and a lone one keeps R.
+
+    Args:
+        prefixed: bool [R], rows that start with a demonstration prefix.
+
+    Returns:
+        For each row the advantage of its prefix tokens and that of its sampled tokens, [R] each.
+
+    Reference:
+        Prefix-RFT (arXiv 2507.01679), official code's option `prefix`.
+    """
+    gain = (reward - group_mean(reward, group, counted & ~prefixed)).nan_to_num()
+    n_groups = int(group.max()) + 1 if group.numel() else 0
+    lone = row_sum((counted & prefixed).to(reward.dtype), group, n_groups)[group] < 2
+    continued = torch.where(lone, reward, group_centred(reward, group, counted & prefixed))
+    sampled = torch.where(prefixed, continued, group_centred(reward, group, counted & ~prefixed))
+    return gain, sampled
+
+
+def smoothed_labels(reward: Tensor, group: Tensor, label: Tensor, counted: Tensor) -> Tensor:
+    """Rewards [R] in which a label that a counted rollout of its group reaches has the rollouts' mean.
+
+    Args:
+        label: bool [R], the demonstration rows.
+
+    Reference:
+        ViSurf (arXiv 2510.10606): such a label's group advantage is 0.
+    """
+    _, best = group_range(reward, group, counted)
+    return torch.where(label & (best >= reward), group_mean(reward, group, counted), reward)
+
+
 def whiten(values: Tensor, eps: float = 1e-6) -> Tensor:
     """(values - mean) / (standard deviation + eps), Bessel-corrected; fewer than 2 or equal ones give 0."""
     deviation = standard_deviation(values)
@@ -131,3 +179,54 @@ def generalised_advantage(
     following = torch.cat([following[:, 1:], following.new_zeros(n_rows, 1)], 1)
     delta = r + gamma * following[row, column] - values
     return suffix_sum(delta, row, n_rows, gamma * gae_lambda)
+
+
+def dense_normalised(
+    token_reward: Tensor, row: Tensor, last: Tensor, group: Tensor, counted: Tensor, *, eps: float
+) -> Tensor:
+    """Token rewards minus the group's mean last-token reward, over its deviation + eps, [n].
+
+    Args:
+        token_reward: [n], one reward per decision.
+        last: [R], the last decision's reward of each row; the group's mean and deviation are of these.
+
+    Returns:
+        0 in a group with fewer than two counted rows or equal last rewards, inner tokens included.
+
+    Reference:
+        R-AIRL (arXiv 2510.01857).
+    """
+    count, mean, squares, silent = _group_statistics(last, group, counted)
+    deviation = (squares / (count - 1).clamp(min=1)).sqrt()
+    return torch.where(silent[row], 0.0, (token_reward - mean[row]) / (deviation[row] + eps))
+
+
+def dense_leave_one_out(
+    token_reward: Tensor, row: Tensor, last: Tensor, group: Tensor, counted: Tensor
+) -> Tensor:
+    """Token rewards minus the mean last-token reward of the group's other rows, [n].
+
+    0 in a group with fewer than two counted rows or equal last rewards.
+
+    Reference:
+        PRIME (arXiv 2502.01456).
+    """
+    baseline = last - leave_one_out(last, group, counted)
+    silent = _group_statistics(last, group, counted)[3]
+    return torch.where(silent[row], 0.0, token_reward - baseline[row])
+
+
+def share_below(reward: Tensor, group: Tensor, counted: Tensor) -> Tensor:
+    """(counted rows of the group strictly below + 1) / (counted rows + 1), [R]: the row's smoothed rank."""
+    below = (reward[:, None] > reward[None, :]) & (group[:, None] == group[None, :]) & counted[None, :]
+    n_groups = int(group.max()) + 1 if group.numel() else 0
+    count = row_sum(counted.double(), group, n_groups)[group]
+    return (below.sum(1) + 1) / (count + 1)
+
+
+def smoothed_share(hit: Tensor, group: Tensor, counted: Tensor) -> Tensor:
+    """(counted rows of the group that hit + 1) / (counted rows + 2), [R]: Laplace's rule of succession."""
+    n_groups = int(group.max()) + 1 if group.numel() else 0
+    hits = row_sum((hit & counted).double(), group, n_groups)
+    count = row_sum(counted.double(), group, n_groups)
+    return ((hits + 1) / (count + 2))[group]

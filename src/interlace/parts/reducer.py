@@ -57,6 +57,13 @@ class Denominator:
     count: Callable[[Batch, Tensor], float]
 
 
+def _groups_covered(batch: Batch, covered: Tensor) -> float:
+    return batch.group[batch.row[covered]].unique().numel()
+
+
+GROUPS = Denominator("groups", _groups_covered)
+"""The number of groups with a covered decision."""
+
 STANDARD: Mapping[str, Callable[[Counts, float], float]] = {
     "tokens": lambda c, length: c.tokens,
     "sequences": lambda c, length: c.rows,

@@ -25,6 +25,11 @@ def row_mean(x: Tensor, row: Tensor, n_rows: int) -> Tensor:
     return row_sum(x, row, n_rows) / row_count(row, n_rows).clamp(min=1)
 
 
+def row_constant(x: Tensor, row: Tensor, n_rows: int) -> Tensor:
+    """The value that a row's tokens share, [n_rows]; an empty row gives 0."""
+    return torch.zeros(n_rows, dtype=x.dtype, device=x.device).index_put((row,), x)
+
+
 def to_padded(x: Tensor, row: Tensor, n_rows: int, fill: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Rows side by side, for scans over time. `row` must be non-decreasing.
 

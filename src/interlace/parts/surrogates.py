@@ -27,6 +27,15 @@ def geometric_ratio(logp: Tensor, old_logp: Tensor, row: Tensor, n_rows: int) ->
     return row_mean(logp - old_logp, row, n_rows).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
+def mixture_ratio(logp: Tensor, old_logp: Tensor, uniform: float) -> Tensor:
+    """2p / (w + p_old) for text of an unknown author of probability w = (p_old + uniform) / 2.
+
+    Reference:
+        RL-PLUS (arXiv 2508.00222): at most 4 with uniform = 1.
+    """
+    return 2 * logp.exp() / (1.5 * old_logp.exp() + 0.5 * uniform)
+
+
 def clip_ratio(ratio: Tensor, low: float | None, high: float | None) -> Tensor:
     """The ratio inside [1 - low, 1 + high]."""
     if low is None and high is None:
@@ -71,6 +80,24 @@ def clipped_weight_surrogate(
 def negative_log_likelihood(logp: Tensor) -> Tensor:
     """-logp."""
     return -logp
+
+
+def label_smoothing(logp: Tensor, mean_logp: Tensor) -> Tensor:
+    """logp - mean over the vocabulary of logp: times e, it makes NLL (1 - e) NLL + e (uniform cross-entropy).
+
+    Reference:
+        Szegedy et al. (arXiv 1512.00567).
+    """
+    return logp - mean_logp
+
+
+def pull_to_half(logp: Tensor) -> Tensor:
+    """(p - 1/2)^2 with p = exp(logp) differentiated: a diversity pull where several tokens are plausible.
+
+    Reference:
+        SED-SFT (arXiv 2602.07464).
+    """
+    return (logp.exp() - 0.5).square()
 
 
 def clipped_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float | None) -> Tensor:

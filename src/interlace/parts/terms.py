@@ -30,6 +30,26 @@ class Losses:
     row: Tensor
 
 
+def annotated(batch: Batch, name: str, index: Tensor) -> Tensor:
+    """The detached array `name` of the decisions `index` (int64 [n]), [n].
+
+    Raises:
+        MissingStatistic: it is absent on one of them; names the row and the key.
+    """
+    if index.numel() == 0:
+        return torch.zeros(0, dtype=torch.float64)
+    values = batch.arrays.get(name)
+    values = torch.full((index.numel(),), torch.nan) if values is None else values[index]
+    absent = values.isnan()
+    if bool(absent.any()):
+        row = int(batch.row[index[absent][0]])
+        raise MissingStatistic(
+            f"row {int(batch.row_id[row])}: '{name}' is needed on every token that this term covers; "
+            f"accepted is a list of finite numbers as long as 'logp'"
+        )
+    return values
+
+
 class View:
     """What a loss function sees: the covered decisions, flat, in batch order.
 
@@ -48,8 +68,14 @@ class View:
         self.row = batch.row[index]
         self.n_rows = batch.n_rows
         self._leaves = leaves
-        self.logp = leaves["logp"][index]
-        self.p = self.logp.detach().exp()
+
+    @property
+    def logp(self) -> Tensor:
+        return self.leaf("logp")
+
+    @property
+    def p(self) -> Tensor:
+        return self.logp.detach().exp()
 
     def leaf(self, name: str) -> Tensor:
         """Another leaf statistic of the covered decisions (`entropy`, `value`, `logp_t1`, ...), [n]."""
@@ -61,29 +87,15 @@ class View:
         Raises:
             MissingStatistic: it is absent on a covered decision; names the row and the key.
         """
-        values = self.batch.arrays.get(name)
-        if values is None:
-            if self.index.numel() == 0:
-                return torch.zeros(0, dtype=torch.float64)
-            raise MissingStatistic(self._missing(name, 0))
-        values = values[self.index]
-        absent = values.isnan()
-        if bool(absent.any()):
-            raise MissingStatistic(self._missing(name, int(absent.nonzero()[0])))
-        return values
-
-    def _missing(self, name: str, i: int) -> str:
-        row = int(self.row[i])
-        return (
-            f"row {int(self.batch.row_id[row])}: '{name}' is needed on every token that this term covers; "
-            f"accepted is a list of finite numbers as long as 'logp'"
-        )
+        if name == "old_logp" and self.batch.on_policy:
+            return self.logp.detach()
+        return annotated(self.batch, name, self.index)
 
     @property
     def old_logp(self) -> Tensor:
         """Log-probability at the start of the update; where absent the detached leaf (the ratio is 1)."""
         old = self.batch.arrays.get("old_logp")
-        if old is None:
+        if old is None or self.batch.on_policy:
             return self.logp.detach()
         old = old[self.index]
         return torch.where(old.isnan(), self.logp.detach(), old)
@@ -150,6 +162,7 @@ class Term:
             need not be scored.
         statistics: Leaf statistics that the loss differentiates.
         policy: Which named policy it trains.
+        ratio: False for likelihood and pair terms on sampled rows, which read temperature 1.
         explained: False for what is not a function of the chosen tokens' log-probabilities
             (entropy bonus, value loss, label smoothing): outside `explain`.
         formula: The loss per token as text, parameters by name.
@@ -166,12 +179,28 @@ class Term:
     silent_without_advantage: bool = False
     statistics: tuple[str, ...] = ("logp",)
     policy: str = "policy"
+    ratio: bool = True
     explained: bool = True
     formula: str = ""
 
     @property
+    def at_temperature_one(self) -> bool:
+        return self.likelihood or not self.ratio
+
+    @property
     def sources(self) -> tuple[str, ...]:
         return tuple(name for joined in self.losses for name in joined.split("+"))
+
+    def reads(self, batch: Batch) -> dict[str, str]:
+        """Leaf names of the loss function and the statistic each is taken from.
+
+        Ratio terms read log-probabilities at the sampling temperature, likelihood and pair terms at
+        temperature 1, wherever the two differ in this batch.
+        """
+        names = {name: name for name in self.statistics}
+        if "logp" in names and self.at_temperature_one and batch.tempered:
+            names["logp"] = "logp_t1"
+        return names
 
     def covers(self, batch: Batch) -> Tensor:
         """bool [N]: the decisions in this term (and in its denominator)."""

@@ -16,7 +16,7 @@ from interlace.methods._method import Method
 from interlace.parts.masks import leave_out
 from interlace.parts.reducer import STANDARD, Counts, Denominator, reduce, row_scale
 from interlace.parts.terms import Context, Term, TermReport
-from interlace.types import Batch
+from interlace.types import Batch, Statistics
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def validity(batch: Batch, method: Method) -> Batch:
     return leave_out(batch, batch.is_rollout & ~method.scored(batch))
 
 
-def assign(batch: Batch, method: Method) -> Batch:
-    """Validity, regroup, advantages and select, over a whole rollout step."""
-    batch = validity(batch, method)
+def assign(batch: Batch, method: Method, *, step: int = 0) -> Batch:
+    """Validity, regroup, advantages and select, over a whole rollout step; `step` places schedules."""
+    batch = validity(replace(batch, step=step), method)
     for rule in method.regroup:
         batch = rule(batch)
     if method.advantage is not None:
@@ -102,31 +102,36 @@ def _prepare_term(term: Term, batch: Batch, context: Context) -> PreparedTerm:
 
 
 def evaluate(
-    prepared: Prepared, leaves: Mapping[str, Tensor], terms: Sequence[int] | None = None
+    prepared: Prepared, statistics: Mapping[str, Statistics], terms: Sequence[int] | None = None
 ) -> list[tuple[TermReport, dict[str, Tensor]]]:
     """Each term's loss and its gradient with respect to the leaves.
 
     Args:
         prepared: The rows at hand (a micro-batch or everything), with the step's denominators.
-        leaves: Statistics of every decision, [N] each; copied to float64 leaves here, cut from any graph.
+        statistics: By policy name, the statistics of every decision, [N] each; copied to float64 leaves
+            here, cut from any graph.
         terms: Indices of the terms to evaluate (default all).
 
     Returns:
         For each evaluated term its report and {statistic: d(loss)/d(leaf), float64 [N]}.
     """
-    cut = {name: value.detach().double().requires_grad_() for name, value in leaves.items()}
+    leaves = {
+        policy: {name: value.detach().double().cpu().requires_grad_() for name, value in values.items()}
+        for policy, values in statistics.items()
+    }
     results = []
     for i in range(len(prepared.terms)) if terms is None else terms:
         p = prepared.terms[i]
         loss = torch.zeros((), dtype=torch.float64)
         gradients: dict[str, Tensor] = {}
         if bool(p.live.any()):
+            read = p.term.reads(prepared.batch)
+            cut = {name: leaves[p.term.policy][source] for name, source in read.items()}
             losses = p.term.evaluate(prepared.batch, p.covered, cut)
             loss = p.coefficient * reduce(losses.value, losses.row, p.scale, p.n)
             if loss.requires_grad:
-                wanted = [cut[s] for s in p.term.statistics]
-                found = torch.autograd.grad(loss, wanted, allow_unused=True)
-                gradients = {s: g for s, g in zip(p.term.statistics, found, strict=True) if g is not None}
+                found = torch.autograd.grad(loss, list(cut.values()), allow_unused=True)
+                gradients = {s: g for s, g in zip(read.values(), found, strict=True) if g is not None}
         report = TermReport(
             p.term.name, float(loss.detach()), p.coefficient, p.denominator, p.n, int(p.covered.sum())
         )

@@ -1,0 +1,354 @@
+"""Collecting one rollout step: sample, score, pack, annotate.
+
+    problems -> sampler (yields requests) -> engine -> scorer -> trajectories -> Batch -> annotated Batch
+
+The one shift from a token to the slot that predicts it is in `pack`, for rollouts and demonstrations alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from interlace.rules.samplers import Collector, Sampler, plain
+from interlace.training.distributed import Ranks
+from interlace.training.microbatches import plan
+from interlace.types import (
+    SPANS,
+    Batch,
+    Completion,
+    Engine,
+    Finish,
+    Policy,
+    Problem,
+    SampleRequest,
+    Sampling,
+    Score,
+    Slots,
+    Source,
+    Trajectory,
+    Verdict,
+)
+
+VERDICT_CODES = {Verdict.PASS: 1, Verdict.FAIL: 0, Verdict.UNSCORABLE: -1, None: 2}
+
+
+class Renderer(Protocol):
+    """Turns problems into ids and ids into text (`policies/render.py`)."""
+
+    def prompt_ids(self, problem: Problem) -> list[int]: ...
+
+    def demonstration_ids(self, problem: Problem) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class Scorer(Protocol):
+    """Scores texts against their problems (`rewards/workers.py`)."""
+
+    def score(self, items: list[tuple[str, Problem]]) -> list[Score]: ...
+
+
+@dataclass
+class Feed:
+    """An endless stream of problems whose order is a function of (seed, epoch) alone.
+
+    Attributes:
+        problems: What is drawn, without replacement within an epoch.
+        seed: Seed of the order.
+        drawn: How many were drawn so far: the whole state of the feed.
+    """
+
+    problems: Sequence[Any]
+    seed: int
+    drawn: int = 0
+    _epoch: int = field(default=-1, repr=False)
+    _order: list[int] = field(default_factory=list, repr=False)
+
+    def take(self, n: int) -> list[Any]:
+        """The next n problems."""
+        return [self._next() for _ in range(n)]
+
+    def _next(self) -> Any:
+        epoch, place = divmod(self.drawn, len(self.problems))
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+            self._order = torch.randperm(len(self.problems), generator=generator).tolist()
+            self._epoch = epoch
+        self.drawn += 1
+        return self.problems[self._order[place]]
+
+
+@dataclass
+class Rollouts:
+    """Fulfils the requests of a sampler: prompts rendered once, ids as sampled, every row scored.
+
+    Attributes:
+        version: Version of the weights, counted in optimizer steps.
+    """
+
+    engine: Engine
+    renderer: Renderer
+    scorer: Scorer
+    sampling: Sampling
+    seed: int
+    version: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
+
+    def demonstration(self, problem: Problem, row: int, group: str | int) -> Trajectory:
+        """The teacher-forced row of a problem's demonstration, its end-of-sequence token included."""
+        prompt = self.renderer.prompt_ids(problem)
+        ids = self.renderer.demonstration_ids(problem)
+        source = [Source.PROMPT] * len(prompt) + [Source.DEMO] * len(ids)
+        return Trajectory(row, prompt + ids, source, group, problem, finish=Finish.STOP)
+
+    def score(self, rows: Sequence[Trajectory]) -> None:
+        """Fill in reward, verdict and parts from the decoded responses."""
+        scores = self.scorer.score([(self.renderer.decode(r.response_ids), r.problem) for r in rows])
+        for row, score in zip(rows, scores, strict=True):
+            row.reward, row.verdict, row.parts = score.reward, score.verdict, score.parts
+
+    def fulfil(self, requests: Sequence[SampleRequest], step: int, first_row: int) -> list[list[Trajectory]]:
+        """Sample and score; rows are numbered from `first_row` in request order."""
+        numbered, row = [], first_row
+        for request in requests:
+            prompt = request.prompt_ids or tuple(self.renderer.prompt_ids(request.problem))
+            rows = tuple(range(row, row + request.n))
+            row += request.n
+            sampling = request.sampling or self.sampling
+            numbered.append(replace(request, prompt_ids=prompt, rows=rows, sampling=sampling))
+        mine = self.engine.generate(self.ranks.mine(numbered), seed=self.seed, step=step)
+        by_rank = self.ranks.gather(mine)
+        completions = [by_rank[i % self.ranks.size][i // self.ranks.size] for i in range(len(numbered))]
+        groups = [
+            [self._trajectory(request, c, r) for c, r in zip(found, request.rows, strict=True)]
+            for request, found in zip(numbered, completions, strict=True)
+        ]
+        everything = [row for group in groups for row in group]
+        if self.ranks.first:
+            self.score(everything)
+        scores = self.ranks.broadcast([(r.reward, r.verdict, r.parts) for r in everything])
+        for one, (reward, verdict, parts) in zip(everything, scores, strict=True):
+            one.reward, one.verdict, one.parts = reward, verdict, parts
+        return groups
+
+    def _trajectory(self, request: SampleRequest, completion: Completion, row: int) -> Trajectory:
+        given = [*request.prompt_ids, *request.hint_ids, *request.prefix_ids]
+        source = [
+            *[Source.PROMPT] * len(request.prompt_ids),
+            *[Source.HINT] * len(request.hint_ids),
+            *[Source.PREFIX] * len(request.prefix_ids),
+            *[Source.ROLLOUT] * len(completion.ids),
+        ]
+        assert request.sampling is not None
+        return Trajectory(
+            row=row,
+            ids=[*given, *completion.ids],
+            source=source,
+            group=request.problem.id if request.group is None else request.group,
+            problem=request.problem,
+            behaviour_logp=[math.nan] * len(given) + list(completion.logp),
+            finish=completion.finish,
+            temperature=request.sampling.temperature,
+            policy_version=self.version,
+            sampling=request.sampling,
+        )
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The rows of one rollout step and what the sampler noted about them."""
+
+    rows: list[Trajectory]
+    notes: Mapping[str, float]
+
+
+def collect(
+    rollouts: Rollouts,
+    sampler: Sampler | None,
+    problems: Sequence[Problem],
+    *,
+    step: int,
+    group_size: int,
+    feed: Feed | None = None,
+    demonstrations: Sequence[Problem] = (),
+) -> Collected:
+    """Run a method's sampler over the problems of one step, then append rows of the demonstration feed.
+
+    Args:
+        feed: Where a sampler draws further problems from, every problem at most once in a step.
+        demonstrations: Problems whose demonstrations are trained beside the rollouts, each its own group.
+    """
+    used = 0
+    drawn = len(problems)
+
+    def more(n: int) -> list[Problem]:
+        nonlocal drawn
+        if feed is None:
+            return []
+        n = min(n, len(feed.problems) - drawn)
+        drawn += max(n, 0)
+        return feed.take(max(n, 0))
+
+    def demonstration(problem: Problem, group: str | int) -> Trajectory | None:
+        nonlocal used
+        if problem.demonstration is None:
+            return None
+        row = rollouts.demonstration(problem, used, group)
+        rollouts.score([row])
+        used += 1
+        return row
+
+    collector = Collector(group_size, more, demonstration, step)
+    rows: list[Trajectory] = []
+    if problems:
+        generator = (sampler or plain)(problems, collector)
+        try:
+            requests = next(generator)
+            while True:
+                # One problem drawn twice in a step is two groups, unless the sampler joins them by name.
+                requests = [
+                    replace(r, group=f"{r.problem.id}#{used + i}") if r.group is None else r
+                    for i, r in enumerate(requests)
+                ]
+                groups = rollouts.fulfil(requests, step, used)
+                used += sum(map(len, groups))
+                requests = generator.send(groups)
+        except StopIteration as done:
+            rows = done.value
+    for i, problem in enumerate(demonstrations):
+        rows.append(rollouts.demonstration(problem, used + i, f"demonstration#{i}"))
+    return Collected(rows, dict(collector.notes))
+
+
+def pack(rows: Iterable[Trajectory], completion_limit: int | None = None) -> Batch:
+    """All rows in one flat batch: a slot for every token that predicts another, a decision for every token
+    that the policy had to choose (rollout, demonstration, prefix and hint tokens, end-of-sequence included).
+    """
+    rows = list(rows)
+    inputs: list[int] = []
+    positions: list[int] = []
+    slot_rows: list[int] = []
+    slots: list[int] = []
+    targets: list[int] = []
+    decision_rows: list[int] = []
+    sources: list[int] = []
+    behaviour: list[float] = []
+    temperatures: list[float] = []
+    spans: list[int] = []
+    for r, row in enumerate(rows):
+        start = len(inputs)
+        length = len(row.ids)
+        inputs.extend(row.ids[: length - 1])
+        positions.extend(range(length - 1))
+        slot_rows.extend([r] * (length - 1))
+        span_of = {t: SPANS.index(name) for a, b, name in row.span for t in range(a, b)}
+        for t, source in enumerate(row.source):
+            if source in (Source.PROMPT, Source.OBSERVATION) or t == 0:
+                continue
+            slots.append(start + t - 1)
+            targets.append(row.ids[t])
+            decision_rows.append(r)
+            sources.append(source)
+            behaviour.append(math.nan if row.behaviour_logp is None else row.behaviour_logp[t])
+            temperatures.append(row.temperature if source == Source.ROLLOUT else 1.0)
+            spans.append(span_of.get(t, -1))
+    groups: dict[Any, int] = {}
+    episodes: dict[Any, int] = {}
+    group = [groups.setdefault(row.group, len(groups)) for row in rows]
+    episode = [
+        episodes.setdefault(("own", i) if row.episode is None else (row.group, row.episode), len(episodes))
+        for i, row in enumerate(rows)
+    ]
+    behaviour_logp = torch.tensor(behaviour, dtype=torch.float64)
+    return Batch(
+        row_id=torch.tensor([row.row for row in rows], dtype=torch.int64),
+        group=torch.tensor(group, dtype=torch.int64),
+        episode=torch.tensor(episode, dtype=torch.int64),
+        reward=torch.tensor([math.nan if r.reward is None else r.reward for r in rows], dtype=torch.float64),
+        verdict=torch.tensor([VERDICT_CODES[r.verdict] for r in rows], dtype=torch.int8),
+        finish=torch.tensor([r.finish for r in rows], dtype=torch.int8),
+        is_rollout=torch.tensor([r.sampling is not None for r in rows], dtype=torch.bool),
+        active=torch.ones(len(rows), dtype=torch.bool),
+        extra=tuple(r.extra for r in rows),
+        row=torch.tensor(decision_rows, dtype=torch.int64),
+        source=torch.tensor(sources, dtype=torch.int8),
+        span=torch.tensor(spans, dtype=torch.int8),
+        arrays={} if bool(behaviour_logp.isnan().all()) else {"behaviour_logp": behaviour_logp},
+        slots=Slots(
+            input=torch.tensor(inputs, dtype=torch.int64),
+            position=torch.tensor(positions, dtype=torch.int64),
+            row=torch.tensor(slot_rows, dtype=torch.int64),
+            slot=torch.tensor(slots, dtype=torch.int64),
+            target=torch.tensor(targets, dtype=torch.int64),
+            temperature=torch.tensor(temperatures, dtype=torch.float32),
+        ),
+        completion_limit=completion_limit,
+        group_names=tuple(groups),
+    )
+
+
+ANNOTATIONS: Mapping[str, tuple[str, str]] = {
+    "old_logp": ("policy", "logp"),
+    "entropy": ("policy", "entropy"),
+    "topk_mass": ("policy", "topk_mass"),
+    "ref_logp": ("reference", "logp"),
+    "values": ("critic", "value"),
+}
+"""For each array that a method may need: which policy gives it and by which statistic."""
+
+
+def annotate(
+    batch: Batch,
+    needs: Iterable[str],
+    policies: Mapping[str, Policy],
+    *,
+    micro_batch_tokens: int,
+    rows: torch.Tensor | None = None,
+    ranks: Ranks | None = None,
+) -> Batch:
+    """One no-grad pass per policy that fills the detached arrays a method needs.
+
+    Args:
+        needs: Names of `ANNOTATIONS`; an array that is already there is left as it is.
+        rows: int64, only these rows (default all); others keep NaN.
+    """
+    ranks = ranks or Ranks()
+    wanted: dict[str, dict[str, str]] = {}
+    for name in needs:
+        if name in ANNOTATIONS and (name not in batch.arrays or rows is not None):
+            policy, statistic = ANNOTATIONS[name]
+            wanted.setdefault(policy, {})[statistic] = name
+    rows = torch.arange(batch.n_rows) if rows is None else rows
+    lengths = row_tokens(batch)[rows].tolist()
+    found = {
+        name: batch.arrays.get(name, torch.full((batch.n_decisions,), math.nan, dtype=torch.float64)).clone()
+        for names in wanted.values()
+        for name in names.values()
+    }
+    for policy, names in wanted.items():
+        pieces = []
+        for micro in ranks.mine(plan(lengths, micro_batch_tokens, ranks.size)):
+            chosen = rows[torch.tensor(micro, dtype=torch.int64)]
+            statistics = policies[policy].score(batch.subset(chosen), tuple(names), grad=False)
+            pieces.append(
+                (
+                    batch.decisions_of(chosen),
+                    {n: statistics[s].detach().double().cpu() for s, n in names.items()},
+                )
+            )
+        for piece in ranks.gather(pieces):
+            for index, values in piece:
+                for name, value in values.items():
+                    found[name][index] = value
+    return batch.with_arrays(**found)
+
+
+def row_tokens(batch: Batch) -> torch.Tensor:
+    """int64 [R]: input slots of each row, what a micro-batch's budget counts."""
+    assert batch.slots is not None
+    return torch.bincount(batch.slots.row, minlength=batch.n_rows)

@@ -1,0 +1,228 @@
+"""One stage of a run, step by step: collect, annotate, assign, update, log, evaluate, save."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from interlace.config import RunSettings, Stage, StageSettings
+from interlace.training.collect import Collected, Feed, Rollouts, annotate, collect, pack
+from interlace.training.distributed import Ranks
+from interlace.training.metrics import Watch, batch_metrics, update_metrics
+from interlace.training.objective import assign
+from interlace.training.step import StepResult, Trainable, update
+from interlace.types import Batch, Policy, Trajectory
+
+
+@dataclass
+class Progress:
+    """Where a run is: everything beside weights and optimizers that a resumed run needs.
+
+    Attributes:
+        stage: Index of the stage.
+        step: Steps done in it.
+        updates: Optimizer steps done in it.
+        version: Optimizer steps of the whole run.
+        drawn: Problems drawn from each feed in this stage.
+        state: Numbers that controllers hold.
+        evaluations: Evaluations so far.
+        metrics_bytes: Size of the metrics file.
+        watch: Counts of the watch for dead runs.
+    """
+
+    stage: int = 0
+    step: int = 0
+    updates: int = 0
+    version: int = 0
+    drawn: dict[str, int] = field(default_factory=dict)
+    state: dict[str, float] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    metrics_bytes: int = 0
+    watch: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass
+class StageRun:
+    """What one stage works with.
+
+    Attributes:
+        policies: `policy`, and where needed `reference` and `critic`.
+        optimizers: One for each policy that is trained.
+        feeds: `rl` problems and `sft` problems with demonstrations.
+        log, say, save, evaluate: What the run does with a step's numbers, with a warning, with a checkpoint
+            that is due, and with an evaluation that is due.
+        stopping: Whether the person asked to stop.
+    """
+
+    stage: Stage
+    run: RunSettings
+    policies: Mapping[str, Trainable]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    rollouts: Rollouts
+    feeds: Mapping[str, Feed]
+    progress: Progress
+    log: Callable[[dict[str, Any]], None]
+    say: Callable[[str], None]
+    save: Callable[[], None]
+    evaluate: Callable[[], None]
+    samples: Callable[[Sequence[Trajectory]], None]
+    stopping: Callable[[], bool]
+    ranks: Ranks = field(default_factory=Ranks)
+
+
+def learning_rate(s: StageSettings, peak: float, update_index: int) -> float:
+    """Learning rate of one optimizer step: linear warm-up, then the schedule to 0 at the stage's last."""
+    if update_index < s.warmup_steps:
+        return peak * (update_index + 1) / (s.warmup_steps + 1)
+    total = max((s.steps or 1) * s.optimizer_steps_per_step - s.warmup_steps, 1)
+    progress = min((update_index - s.warmup_steps) / total, 1.0)
+    if s.lr_schedule == "linear":
+        return peak * (1 - progress)
+    if s.lr_schedule == "cosine":
+        return peak * (1 + math.cos(math.pi * progress)) / 2
+    return peak
+
+
+def optimizer_batches(
+    batch: Batch, s: StageSettings, step: int, seed: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """(epoch, rows) of each optimizer step of one rollout step, rows as int64 in batch order.
+
+    Groups are never split; rows of the demonstration feed, groups of their own, are spread evenly. The
+    order is a function of (seed, step, epoch).
+    """
+    groups = torch.unique(batch.group)
+    sampled = torch.zeros(groups.numel(), dtype=torch.bool)
+    sampled[batch.group[batch.is_rollout]] = True
+    for epoch in range(s.epochs_per_rollout):
+        part_of = torch.zeros(groups.numel(), dtype=torch.int64)
+        if s.updates_per_epoch > 1:
+            generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 1009 + epoch)
+            for members in (sampled.nonzero()[:, 0], (~sampled).nonzero()[:, 0]):
+                order = torch.randperm(members.numel(), generator=generator)
+                part_of[members[order]] = torch.arange(members.numel()) % s.updates_per_epoch
+        for part in range(s.updates_per_epoch):
+            yield epoch, (part_of[batch.group] == part).nonzero()[:, 0]
+
+
+def train_step(stage: StageRun, batch: Batch) -> tuple[Batch, list[StepResult]]:
+    """Annotate and assign one collected batch, then take its optimizer steps."""
+    s, method = stage.stage.settings, stage.stage.method
+    models: dict[str, Policy] = dict(stage.policies)
+    tokens = s.micro_batch_tokens
+    batch = annotate(batch, method.needs, models, micro_batch_tokens=tokens, ranks=stage.ranks)
+    batch = assign(batch, method)
+    parts = list(optimizer_batches(batch, s, stage.progress.step, stage.run.seed))
+    if len(parts) > 1 and method.terms and "old_logp" not in batch.arrays:
+        first = torch.zeros(batch.n_rows, dtype=torch.bool)
+        first[parts[0][1]] = True
+        later = (~first & batch.active).nonzero()[:, 0]
+        batch = annotate(
+            batch, ["old_logp"], models, micro_batch_tokens=tokens, rows=later, ranks=stage.ranks
+        )
+    results = []
+    for i, (_, rows) in enumerate(parts):
+        part = batch.subset(rows)
+        part = replace(part, on_policy=i == 0)
+        for name, optimizer in stage.optimizers.items():
+            peak = (s.critic_lr if name == "critic" else s.lr) or 0.0
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(s, peak, stage.progress.updates)
+        result = update(
+            part,
+            method,
+            {name: stage.policies[name] for name in stage.optimizers},
+            stage.optimizers,
+            micro_batch_tokens=tokens,
+            clip_grad=s.clip_grad,
+            step=stage.progress.step,
+            state=stage.progress.state,
+            ranks=stage.ranks,
+        )
+        if i == 0 and "old_logp" in batch.arrays:
+            old = batch.arrays["old_logp"].clone()
+            index = batch.decisions_of(rows)
+            old[index] = torch.where(result.logp.isnan(), old[index], result.logp)
+            batch = batch.with_arrays(old_logp=old)
+        result.metrics = update_metrics(part, result)
+        results.append(result)
+        stage.progress.updates += 1
+        stage.progress.version += 1
+    return batch, results
+
+
+def collect_step(stage: StageRun) -> Collected:
+    """Draw problems and demonstrations, sample and score."""
+    s = stage.stage.settings
+    problems = stage.feeds["rl"].take(s.prompts_per_step) if stage.stage.samples else []
+    demonstrations = stage.feeds["sft"].take(s.demos_per_step or 0) if s.demos_per_step else []
+    stage.rollouts.version = stage.progress.version
+    return collect(
+        stage.rollouts,
+        stage.stage.method.sample or None,
+        problems,
+        step=stage.progress.step,
+        group_size=s.group_size,
+        feed=stage.feeds.get("rl"),
+        demonstrations=demonstrations,
+    )
+
+
+def run_stage(stage: StageRun) -> bool:
+    """Train until the stage is complete or the person stops it.
+
+    Returns:
+        Whether the stage is complete.
+
+    Raises:
+        DeadRun: nothing could be learnt for too long.
+    """
+    s, progress = stage.stage.settings, stage.progress
+    steps = s.steps or 0
+    watch = Watch(stage.run.stop_dead_after, counts=dict(progress.watch))
+    while progress.step < steps:
+        if stage.stopping():
+            return False
+        began = time.perf_counter()
+        collected = collect_step(stage)
+        sampled = time.perf_counter()
+        batch = pack(collected.rows, completion_limit=s.max_new_tokens)
+        metrics: dict[str, Any] = {**batch_metrics(batch), **collected.notes}
+        if (
+            stage.run.log_samples_every
+            and progress.step % stage.run.log_samples_every == 0
+            and stage.stage.samples
+        ):
+            stage.samples(collected.rows)
+        batch, results = train_step(stage, batch)
+        stage.rollouts.engine.refresh()
+        for result in results:
+            metrics.update(result.metrics)
+        seconds = time.perf_counter() - began
+        progress.seconds += seconds
+        progress.step += 1
+        generated = int(batch.is_source("rollout").sum())
+        metrics |= {
+            "lr": learning_rate(s, s.lr or 0.0, progress.updates - 1),
+            "tokens/generated": generated,
+            "tokens/trained": sum(r.tokens for r in results),
+            "speed/seconds": seconds,
+            "speed/tokens_per_s": (generated + sum(r.tokens for r in results)) / seconds,
+            "speed/generate_share": (sampled - began) / seconds,
+        }
+        for warning in watch.observe(metrics, results):
+            stage.say(f"[yellow]warning:[/] {warning}")
+        progress.watch = dict(watch.counts)
+        progress.drawn = {name: feed.drawn for name, feed in stage.feeds.items()}
+        stage.log({"stage": stage.stage.name, "step": progress.step, "updates": progress.updates, **metrics})
+        if s.eval_every and progress.step % s.eval_every == 0 and progress.step < steps:
+            stage.evaluate()
+        if s.save_every and progress.step % s.save_every == 0 and progress.step < steps:
+            stage.save()
+    return True

@@ -1,0 +1,173 @@
+"""Which rows and tokens take part, on small batches by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from interlace.analysis.explain import parse_rows
+from interlace.parts.masks import (
+    below,
+    best_of_group,
+    correct,
+    counted_mixed,
+    counted_rollouts,
+    drop_equal_rewards,
+    drop_truncated,
+    first_of_episode,
+    has_reward,
+    has_token,
+    leave_out,
+    overlong_penalty,
+    pass_rate,
+    top_share,
+    upper_quantile,
+)
+from interlace.types import Batch
+
+
+def batch_of(*rows: dict[str, Any]) -> Batch:
+    """One group of rollouts of two tokens, unless a row says otherwise."""
+    return parse_rows([{"logp": [-1.0, -1.0], "source": "rollout", "group": "g", **row} for row in rows])
+
+
+def test_rows_with_a_reward_are_active_and_not_nan() -> None:
+    batch = batch_of({"reward": 1.0}, {"reward": None}, {"reward": 0.0})
+    assert has_reward(batch).tolist() == [True, False, True]
+    left = leave_out(batch, torch.tensor([True, False, False]))
+    assert has_reward(left).tolist() == [False, False, True]
+
+
+def test_demonstrations_count_only_in_mixed_statistics() -> None:
+    batch = batch_of({"reward": 1.0}, {"reward": 0.5, "source": "demo"}, {"source": "demo"})
+    assert counted_rollouts(batch).tolist() == [True, False, False]
+    assert counted_mixed(batch).tolist() == [True, True, False]
+
+
+def test_an_episode_counts_once_by_its_smallest_row_id() -> None:
+    batch = batch_of({"reward": 1.0}, {"reward": 1.0}, {"reward": 0.0})
+    batch.episode.copy_(torch.tensor([0, 0, 1]))
+    batch.row_id.copy_(torch.tensor([7, 3, 5]))
+    assert first_of_episode(batch).tolist() == [False, True, True]
+    assert counted_rollouts(batch).tolist() == [False, True, True]
+
+
+def test_correct_is_the_verdict_or_else_a_reward_above_one_half() -> None:
+    batch = batch_of(
+        {"reward": 0.0, "verdict": "pass"},
+        {"reward": 1.0, "verdict": "fail"},
+        {"reward": 0.6},
+        {"reward": 0.5},
+        {"reward": 1.0, "verdict": "unscorable"},
+    )
+    assert correct(batch).tolist() == [True, False, True, False, False]
+
+
+def test_pass_rate_is_over_counted_rollouts_and_nan_where_there_is_none() -> None:
+    batch = batch_of(
+        {"reward": 1.0},
+        {"reward": 0.0},
+        {"reward": 1.0, "source": "demo"},
+        {"reward": None},
+        {"reward": 1.0, "source": "demo", "group": "h"},
+    )
+    rate = pass_rate(batch).tolist()
+    assert rate[0] == 0.5
+    assert math.isnan(rate[1])
+
+
+def test_rows_with_a_token_of_a_source() -> None:
+    batch = batch_of(
+        {"source": ["prefix", "rollout"]}, {"source": "demo"}, {"logp": [], "source": "rollout"}, {}
+    )
+    assert has_token(batch, "rollout").tolist() == [True, False, False, True]
+    assert has_token(batch, "prefix", "demo").tolist() == [True, True, False, False]
+    left = leave_out(batch, torch.tensor([True, False, False, False]))
+    assert has_token(left, "rollout").tolist() == [False, False, False, True]
+
+
+def test_best_of_group_keeps_the_first_row_among_ties() -> None:
+    batch = batch_of(
+        {"reward": 0.5},
+        {"reward": 1.0},
+        {"reward": 1.0},
+        {"reward": 9.0},
+        {"reward": 0.1, "group": "h"},
+    )
+    candidates = torch.tensor([True, True, True, False, True])
+    assert best_of_group(batch, candidates).tolist() == [False, True, False, False, True]
+    assert best_of_group(batch, candidates, 2).tolist() == [False, True, True, False, True]
+    assert best_of_group(batch, candidates, 9).tolist() == candidates.tolist()
+    batch.row_id.copy_(torch.tensor([4, 3, 2, 1, 0]))
+    assert best_of_group(batch, candidates).tolist() == [False, False, True, False, True]
+
+
+def test_best_of_nothing() -> None:
+    assert best_of_group(parse_rows([]), torch.zeros(0, dtype=torch.bool)).tolist() == []
+
+
+def test_truncated_rollouts_are_left_out() -> None:
+    batch = drop_truncated(
+        batch_of({"finish": "length"}, {"finish": "stop"}, {}, {"finish": "length", "source": "demo"})
+    )
+    assert batch.active.tolist() == [False, True, True, True]
+
+
+def test_groups_without_two_distinct_rewards_are_left_out_whole() -> None:
+    batch = batch_of(
+        *({"reward": r, "group": "equal"} for r in (1.0, 1.0)),
+        *({"reward": r, "group": "live"} for r in (1.0, 0.0)),
+        {"reward": 1.0, "group": "single"},
+        {"reward": 0.0, "group": "equal", "source": "demo"},
+        {"reward": None, "group": "live"},
+    )
+    assert drop_equal_rewards(batch).active.tolist() == [False, False, True, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"), [(1, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (10, -1.0), (12, -1.0)]
+)
+def test_overlong_penalty_falls_from_the_buffer_to_the_limit(length: int, penalty: float) -> None:
+    assert float(overlong_penalty(torch.tensor(length), 10, 4, 1.0)) == penalty
+    assert float(overlong_penalty(torch.tensor(length), 10, 4, 0.5)) == penalty / 2
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.0, [False] * 5),
+        (0.2, [False, True, False, False, False]),
+        (0.21, [False, True, True, False, True]),  # ceil(1.05) = 2, and the tie with the second
+        (0.6, [False, True, True, False, True]),
+        (1.0, [True] * 5),
+    ],
+)
+def test_top_share_keeps_ties_with_the_last_one(share: float, expected: list[bool]) -> None:
+    values = torch.tensor([0.1, 0.9, 0.5, 0.3, 0.5], dtype=torch.float64)
+    assert top_share(values, share).tolist() == expected
+
+
+def test_top_share_is_not_moved_by_rounding() -> None:
+    # 0.1 * 30 is 3.0000000000000004 and must keep 3
+    values = torch.arange(30, dtype=torch.float64)
+    assert int(top_share(values, 0.1).sum()) == 3
+    nearly = torch.tensor([0.5, 0.5 - 1e-12, 0.1], dtype=torch.float64)
+    assert top_share(nearly, 0.3).tolist() == [True, True, False]
+
+
+def test_upper_quantile_interpolates_linearly() -> None:
+    values = torch.tensor([0.2, 0.8, 0.4, 0.6], dtype=torch.float64)
+    # 0.75 left out: the 0.25-quantile of (.2, .4, .6, .8) stands at 0.75 of the way from .2 to .4
+    assert upper_quantile(values, 0.75) == pytest.approx(0.35)
+    assert upper_quantile(values, 1.0) == pytest.approx(0.2)
+    assert upper_quantile(values, 0.0) == math.inf
+    assert upper_quantile(values[:0], 0.5) == math.inf
+
+
+def test_a_value_that_equals_the_threshold_is_not_below_it() -> None:
+    values = torch.tensor([0.3, 0.3 - 1e-12, 0.3 - 1e-6], dtype=torch.float64)
+    assert below(values, 0.3).tolist() == [False, False, True]
+    assert below(values, math.inf).tolist() == [True] * 3
