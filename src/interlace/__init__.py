@@ -4,12 +4,18 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str):  # heavy rooms load on first use
-    if name == "explain":
-        from interlace.analysis.explain import explain
+    import importlib
 
-        return explain
+    rooms = {
+        "explain": "interlace.analysis.explain",
+        "train": "interlace.training.run",
+        "evaluate": "interlace.evaluation.evaluate",
+        "load_policy": "interlace.policies",
+        "load_task": "interlace.tasks",
+        "sample_batch": "interlace.analysis.batch",
+    }
+    if name in rooms:
+        return getattr(importlib.import_module(rooms[name]), name)
     if name == "methods":
-        import importlib
-
         return importlib.import_module("interlace.methods")
     raise AttributeError(f"module 'interlace' has no attribute '{name}'")

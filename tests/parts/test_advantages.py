@@ -11,9 +11,13 @@ from torch import Tensor
 from interlace.parts.advantages import (
     generalised_advantage,
     group_centred,
+    group_mean,
     group_normalised,
+    group_range,
     leave_one_out,
+    prefix_aware,
     reward_to_go,
+    smoothed_labels,
     standard_deviation,
     whiten,
 )
@@ -139,3 +143,37 @@ def test_value_after_the_last_token_is_zero_in_every_row() -> None:
     row, none = torch.tensor([0, 0, 1]), torch.zeros(3, dtype=torch.float64)
     a = generalised_advantage(numbers(10, 20), none, numbers(2, 3, 7), row, 1.0, 0.0)
     assert a.tolist() == [1, 7, 13]
+
+
+def test_range_and_mean_of_the_counted_rewards_of_each_group() -> None:
+    reward, group = numbers(3, 1, 7, 5), torch.tensor([1, 1, 1, 0])
+    counted = torch.tensor([True, True, False, False])
+    low, high = group_range(reward, group, counted)
+    assert low.tolist() == [1, 1, 1, math.inf] and high.tolist() == [3, 3, 3, -math.inf]
+    mean = group_mean(reward, group, counted).tolist()
+    assert mean[:3] == [2, 2, 2] and math.isnan(mean[3])
+
+
+def test_mean_of_equal_rewards_is_exact() -> None:
+    # 0.1 * 3 / 3 is 0.10000000000000002 in floating point
+    assert group_mean(numbers(0.1, 0.1, 0.1), SAME, ALL).tolist() == [0.1] * 3
+
+
+def test_prefix_aware_advantages() -> None:
+    reward, group = numbers(1, 0, 1, 0, 1), torch.tensor([0, 0, 0, 0, 1])
+    prefixed = torch.tensor([False, False, True, True, True])
+    prefix, sampled = prefix_aware(reward, group, prefixed, torch.ones(5, dtype=torch.bool))
+    # Pure mean 0.5; the two continuations around 0.5; the lone one of group 1 has no pure rows.
+    assert prefix.tolist() == [0.5, -0.5, 0.5, -0.5, 0.0]
+    assert sampled.tolist() == [0.5, -0.5, 0.5, -0.5, 1.0]
+
+
+def test_label_that_a_rollout_reaches_takes_the_mean_of_the_rollouts() -> None:
+    label = torch.tensor([False, False, True, True])
+    got = smoothed_labels(numbers(1, 0, 1, 2), torch.zeros(4, dtype=torch.int64), label, ~label)
+    assert got.tolist() == [1, 0, 0.5, 2]
+
+
+def test_label_without_rollouts_keeps_its_reward() -> None:
+    label = torch.tensor([True])
+    assert smoothed_labels(numbers(1), torch.tensor([0]), label, ~label).tolist() == [1]

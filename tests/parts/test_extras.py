@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from interlace.analysis.explain import parse_rows
-from interlace.parts.extras import extra_number, has_role
+from interlace.parts.extras import (
+    carries_prefix,
+    extra_number,
+    has_role,
+)
 from interlace.parts.terms import MissingStatistic
 from interlace.types import Batch
 
@@ -56,3 +61,26 @@ def test_roles() -> None:
 def test_unknown_role_names_the_row_and_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"row 1: 'extra\.role'='chose'; did you mean 'chosen'\?"):
         has_role(batch_of({}, {"role": "chose"}), "rejected")
+
+
+def guided(tokens: int, group: str = "a", **extra: Any) -> dict[str, Any]:
+    source = ["prefix"] * tokens + ["rollout"]
+    return {"logp": [-1.0] * (tokens + 1), "source": source, "group": group, "extra": extra}
+
+
+def test_the_first_of_the_rows_with_the_same_prefix_carries_it() -> None:
+    rows = [guided(0), guided(2), guided(2), guided(3), guided(2, "b"), guided(2, prefix_id="x")]
+    expected = [False, True, False, True, True, True]
+    assert carries_prefix(parse_rows(rows)).tolist() == expected
+
+
+def test_the_first_is_by_row_id_among_active_rows() -> None:
+    batch = parse_rows([guided(2), guided(2), guided(2)])
+    batch = replace(batch, row_id=torch.tensor([5, 4, 3]), active=torch.tensor([True, True, False]))
+    assert carries_prefix(batch).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("value", [[1], 1.5, True])
+def test_prefix_id_is_text_or_an_integer(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"row 0: 'extra\.prefix_id'"):
+        carries_prefix(parse_rows([guided(1, prefix_id=value)]))

@@ -11,6 +11,7 @@ import torch
 from interlace.analysis.explain import parse_rows
 from interlace.parts.masks import (
     below,
+    beside_rollouts,
     best_of_group,
     correct,
     counted_mixed,
@@ -20,6 +21,7 @@ from interlace.parts.masks import (
     first_of_episode,
     has_reward,
     has_token,
+    in_group_with,
     leave_out,
     overlong_penalty,
     pass_rate,
@@ -171,3 +173,21 @@ def test_a_value_that_equals_the_threshold_is_not_below_it() -> None:
     values = torch.tensor([0.3, 0.3 - 1e-12, 0.3 - 1e-6], dtype=torch.float64)
     assert below(values, 0.3).tolist() == [False, False, True]
     assert below(values, math.inf).tolist() == [True] * 3
+
+
+def test_rows_of_groups_that_hold_one_of_the_rows() -> None:
+    group = torch.tensor([1, 0, 1, 2])
+    found = in_group_with(group, torch.tensor([True, False, False, False]))
+    assert found.tolist() == [True, False, True, False]
+
+
+def test_rows_beside_an_active_rollout() -> None:
+    batch = batch_of(
+        {"logp": [-1.0], "source": "demo", "group": "a"},
+        {"logp": [], "source": "rollout", "group": "a"},
+        {"logp": [-1.0], "source": "demo", "group": "b"},
+        {"logp": [-1.0], "source": "rollout", "group": "c"},
+    )
+    assert beside_rollouts(batch).tolist() == [True, True, False, True]
+    left = leave_out(batch, torch.tensor([False, False, False, True]))
+    assert beside_rollouts(left).tolist() == [True, True, False, False]

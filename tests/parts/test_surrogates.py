@@ -15,6 +15,7 @@ from interlace.parts.surrogates import (
     clipped_weight_surrogate,
     geometric_ratio,
     importance_ratio,
+    mixture_ratio,
     negative_log_likelihood,
     pull_to_half,
     score_function,
@@ -149,3 +150,13 @@ def test_value_loss_takes_the_worse_of_clipped_and_plain() -> None:
     v, old, ret = (torch.tensor([x], dtype=torch.float64) for x in (0.9, 0.5, 1.0))
     assert clipped_value_loss(v, old, ret, 0.2).tolist() == pytest.approx([0.045])
     assert clipped_value_loss(v, old, ret, None).tolist() == pytest.approx([0.005])
+
+
+def test_mixture_ratio_on_the_policy_s_own_text() -> None:
+    p = log(0.9, 0.1, 0.01)
+    # p / (0.75 p + 0.25) = 0.9 / 0.925, 0.1 / 0.325, 0.01 / 0.2575
+    assert mixture_ratio(p, p, 1.0).tolist() == pytest.approx([0.97297, 0.30769, 0.03883], abs=5e-6)
+
+
+def test_mixture_ratio_is_at_most_four() -> None:
+    assert mixture_ratio(log(1.0), torch.tensor([-1e4], dtype=torch.float64), 1.0).tolist() == [4.0]

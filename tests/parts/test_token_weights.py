@@ -9,11 +9,18 @@ import torch
 from torch import Tensor
 
 from interlace.parts.token_weights import (
+    ENTROPY_LEVELS,
     PROBABILITY_WEIGHTS,
+    entropy_weight,
+    focal,
     following_log_ratio,
     place,
     propagated_error,
+    root_probability,
     row_log_ratio,
+    shaped_probability,
+    teacher_ratio,
+    trust_region_probability,
 )
 
 ROWS = torch.tensor([0, 0, 0, 2])
@@ -100,3 +107,65 @@ def test_gradient_goes_through_the_propagated_error() -> None:
 
 def test_place_counts_from_one() -> None:
     assert place(numbers(9, 9, 9, 9), ROWS, 3).tolist() == [1, 2, 3, 1]
+
+
+def slope(weight: Tensor, logp: Tensor) -> list[float]:
+    return torch.autograd.grad(weight.sum(), logp)[0].tolist()
+
+
+def test_shaped_probability_is_steepest_at_gamma() -> None:
+    logp = numbers(0.9, 0.1, 0.01).log().requires_grad_()
+    f = shaped_probability(logp, 0.1)
+    # p / (p + 0.1), slope 0.1 p / (p + 0.1)^2
+    assert f.tolist() == pytest.approx([0.9, 0.5, 1 / 11])
+    assert slope(f, logp) == pytest.approx([0.09, 0.25, 0.001 / 0.0121])
+
+
+def test_root_of_the_probability() -> None:
+    logp = numbers(0.25, 0.01).log().requires_grad_()
+    f = root_probability(logp)
+    assert f.tolist() == pytest.approx([0.5, 0.1])
+    assert slope(f, logp) == pytest.approx([0.25, 0.05])
+
+
+def test_teacher_ratio_is_safe_where_the_teacher_gave_nothing() -> None:
+    ratio = teacher_ratio(numbers(0.5, 0.5).log(), numbers(0.25, 0.0).log())
+    assert ratio.tolist() == pytest.approx([0.5 / 0.250001, 0.5e6])
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected"), [(0.1, [0.2, 1, 1]), (0.0, [1, 1, 1]), (1.0, [0.02, 0.1, 0.6])]
+)
+def test_trust_region_weighs_by_p_over_alpha_outside(alpha: float, expected: list[float]) -> None:
+    logp = numbers(0.02, 0.1, 0.6).log().requires_grad_()
+    ratio = trust_region_probability(logp, alpha)
+    assert ratio.tolist() == pytest.approx(expected)
+    assert slope(ratio, logp) == pytest.approx(expected)
+
+
+def test_trust_region_of_a_vanished_probability_is_finite() -> None:
+    logp = numbers(-1e4).requires_grad_()
+    assert slope(trust_region_probability(logp, 0.0), logp) == [1.0]
+    assert slope(trust_region_probability(logp, 0.1), logp) == [0.0]
+
+
+def test_focal_weight_vanishes_on_what_is_known() -> None:
+    p = numbers(0.0, 0.75, 1.0, 1.0 + 1e-12)
+    assert focal(p, 0.5).tolist() == [1.0, 0.5, 0.0, 0.0]
+    assert focal(p, 0.0).tolist() == [1.0] * 4
+
+
+def test_entropy_weights_cross_at_half_the_logarithm_of_their_ratio() -> None:
+    h = numbers(0.5 * math.log(5))
+    # 0.5 e^-H = 0.1 e^H = 0.1 sqrt(5)
+    assert (0.5 * entropy_weight(h, -1)).tolist() == pytest.approx([0.1 * math.sqrt(5)])
+    assert (0.1 * entropy_weight(h, 1)).tolist() == pytest.approx([0.1 * math.sqrt(5)])
+    assert entropy_weight(numbers(5.0), 1, cap=1.0).tolist() == pytest.approx([math.e])
+
+
+def test_entropy_of_the_token_its_row_or_all() -> None:
+    h = numbers(0.3, 0.6, 0.9, 2.2)
+    levels = {name: level(h, ROWS, 3).tolist() for name, level in ENTROPY_LEVELS.items()}
+    assert levels["token"] == [0.3, 0.6, 0.9, 2.2]
+    assert levels["sequence"] == pytest.approx([0.6, 0.6, 0.6, 2.2])
+    assert levels["step"] == pytest.approx([1.0] * 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ def parse_balance(value: Any) -> Schedule | RewardDriven:
     if match is None:
         return within_unit(parse_schedule(value))
     try:
-        return RewardDriven(float(match.group(1)))
+        tau = float(match.group(1))
+        if not math.isfinite(tau):
+            raise ValueError
+        return RewardDriven(tau)
     except ValueError:
         raise ValueError(f"{value!r}: accepted are {ACCEPTED}, or reward:tau") from None
 

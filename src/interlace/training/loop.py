@@ -117,7 +117,7 @@ def train_step(stage: StageRun, batch: Batch) -> tuple[Batch, list[StepResult]]:
     models: dict[str, Policy] = dict(stage.policies)
     tokens = s.micro_batch_tokens
     batch = annotate(batch, method.needs, models, micro_batch_tokens=tokens, ranks=stage.ranks)
-    batch = assign(batch, method)
+    batch = assign(batch, method, step=stage.progress.step)
     parts = list(optimizer_batches(batch, s, stage.progress.step, stage.run.seed))
     if len(parts) > 1 and method.terms and "old_logp" not in batch.arrays:
         first = torch.zeros(batch.n_rows, dtype=torch.bool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -104,11 +105,11 @@ class Watch:
     warn_after: int = 5
     counts: dict[str, int] = field(default_factory=dict)
 
-    KNOBS = {
+    KNOBS: ClassVar[Mapping[str, str]] = {
         "no rollout could be scored": "check reward= and the task's answers (interlace tasks NAME shows one)",
         "every completion was truncated": "raise max_new_tokens, or start with demonstrations (sft_then_rl)",
         "all rewards of every group were equal": (
-            "easier problems, a larger group_size, a higher temperature, or demonstrations first (sft_then_rl)"
+            "easier problems, a larger group_size, a higher temperature, or start with demonstrations"
         ),
         "no token was trained": "check that the data has demonstrations and that limits do not drop them",
         "the gradient was not finite": "lower lr, or set clip_grad; precision=fp32 if it was bf16",

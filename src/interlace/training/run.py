@@ -25,8 +25,8 @@ from interlace.evaluation.evaluate import Evaluation, evaluate
 from interlace.methods import Entry
 from interlace.policies import Critic, Renderer, TextPolicy, load_policy
 from interlace.rewards import Scorer, load_reward
-from interlace.rollout import LocalEngine
-from interlace.tasks import Task, check_problems, load_task
+from interlace.rollout import LocalEngine, engine_for_policy
+from interlace.tasks import Task, check_problems, drop_failures, load_task
 from interlace.training.checkpoint import RunFolder, load_tensors, save_tensors, write_json, write_text
 from interlace.training.collect import Feed, Rollouts
 from interlace.training.console import View
@@ -133,11 +133,12 @@ def load_data(
         ConfigError: nothing is left to train on.
     """
     notes: list[str] = []
-    train = task.problems("train", c.run.problems or _available(task, "train"), seed=c.run.seed)
+    train = take(task, "train", c.run.problems or MAX_PROBLEMS, c.run.seed)
     report = check_problems(train, scorer)
-    if report.failed:
+    if not report.ok:
         notes.append(report.summary())
-    train = report.kept(train)
+    train = drop_failures(train, report)
+    fill_lengths(c, renderer, train)
     prompt_limit = min(filter(None, (s.settings.max_prompt_tokens for s in c.stages)), default=None)
     demo_limit = min(filter(None, (s.settings.max_demo_tokens for s in c.stages)), default=None)
     kept, dropped = [], 0
@@ -177,19 +178,29 @@ def load_data(
         raise ConfigError(f"task {c.run.task}: no training problem is left; {'; '.join(notes)}")
     if any(s.settings.demos_per_step for s in c.stages) and not demonstrations:
         raise ConfigError(f"task {c.run.task}: this method trains on demonstrations, and there are none")
-    splits = [
-        task.problems(split, min(c.run.eval_problems, _available(task, split)), seed=c.run.seed)
-        for split in ("validation", "test")
-    ]
+    splits = [take(task, split, c.run.eval_problems, c.run.seed) for split in ("validation", "test")]
     key = fingerprint(
         [[(p.id, p.prompt, str(p.answer), p.demonstration) for p in part] for part in (kept, *splits)]
     )
     return Data(task, kept, demonstrations, splits[0], splits[1], notes, key)
 
 
-def _available(task: Task, split: str) -> int:
-    count = task.count(split)
-    return MAX_PROBLEMS if count is None else min(count, MAX_PROBLEMS)
+def take(task: Task, split: str, n: int, seed: int) -> list[Problem]:
+    """At most n problems of a split, fewer where it holds fewer, none where there is no such split."""
+    if split not in task.splits:
+        return []
+    count = getattr(task, "count", lambda split: None)(split)
+    return task.problems(split, n if count is None else min(n, count), seed=seed)
+
+
+def fill_lengths(c: Configuration, renderer: Renderer, problems: Sequence[Problem]) -> None:
+    """The limit of a completion where none is given: a quarter over the longest demonstration, or 64."""
+    if all(s.settings.max_new_tokens for s in c.stages):
+        return
+    lengths = [len(renderer.demonstration_ids(p)) for p in problems if p.demonstration is not None]
+    limit = -(-max(lengths) * 5 // 4) if lengths else 64
+    for stage in c.stages:
+        stage.settings.max_new_tokens = stage.settings.max_new_tokens or limit
 
 
 class Run:
@@ -210,7 +221,6 @@ class Run:
         environment = self._environment()
         torch.set_num_threads(run.threads or environment["threads"])
         self.task = load_task(run.task or "countdown")
-        self._fill_lengths()
         self.scorer = Scorer(
             load_reward(run.reward) if run.reward else self.task.reward,
             workers=run.reward_workers,
@@ -252,11 +262,6 @@ class Run:
         latest = RunFolder(start).latest()
         return str(latest[0] / "policy") if latest else start
 
-    def _fill_lengths(self) -> None:
-        for stage in self.c.stages:
-            if stage.settings.max_new_tokens is None:
-                stage.settings.max_new_tokens = self.task.max_new_tokens or 64
-
     def _environment(self) -> dict[str, Any]:
         """Versions and the probed thread count; a resumed run reuses the latter."""
         path = self.folder.path / "environment.json"
@@ -294,7 +299,7 @@ class Run:
                 signal.signal(s, handler)
 
     def _stages(self, policy: TextPolicy, progress: Progress, checkpoint: Path | None) -> bool:
-        engine = LocalEngine.for_policy(policy)
+        engine = engine_for_policy(policy)
         if not progress.evaluations:
             self._evaluate(policy, engine, progress, "start", self.data.test)
         while progress.stage < len(self.c.stages):
@@ -323,7 +328,13 @@ class Run:
         }:
             policies["reference"] = policy.reference = self._reference(policy, progress)
         if "critic" in statistics:
-            policies["critic"] = Critic.for_policy(policy)
+            middle = checkpoint is not None and progress.step
+            saved = (
+                load_policy(str(checkpoint / "critic"), precision=run.precision, device=run.device)
+                if middle
+                else None
+            )
+            policies["critic"] = Critic(saved or policy)
         trained = [name for name in ("policy", "critic") if name in policies]
         optimizers = {
             name: torch.optim.AdamW(
@@ -336,8 +347,6 @@ class Run:
             tensors = load_tensors(checkpoint / "trainer.pt")
             for name, optimizer in optimizers.items():
                 optimizer.load_state_dict(tensors[name])
-            if "critic" in policies:
-                policies["critic"].load(checkpoint / "critic")
         for name, feed in feeds.items():
             feed.drawn = progress.drawn.get(name, 0)
         sampling = Sampling(s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens or 64, tuple(s.stop))
@@ -437,8 +446,9 @@ class Run:
             sampling=Sampling(max_tokens=limit),
             seed=self.c.run.seed + 1_000_003,
         )
-        record = {"at": at, "stage": progress.stage, "step": progress.step, **result.to_dict()}
-        progress.evaluations.append({k: v for k, v in record.items() if k != "problems"})
+        where = {"at": at, "stage": progress.stage, "step": progress.step}
+        record = {**where, **result.to_dict()}
+        progress.evaluations.append({**where, **record["summary"]})
         place = f"{progress.stage}-{at.replace(' ', '-')}-{progress.step:06d}.json"
         if self.ranks.first:
             write_json(self.folder.path / "evaluations" / place, record)

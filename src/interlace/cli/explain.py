@@ -1,0 +1,179 @@
+"""`interlace explain`: every token's number, as JSON or as colours."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from interlace.cli.arguments import ArgumentsError, split_words
+
+PLACES = ("step", "stage", "state")
+"""Keys of the input that may be given on the command line too, where they win."""
+
+Explained = dict[str, dict[str, Any]]
+
+
+def explain(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD... [KEY=VALUE]...",
+            help="Methods (names or FILE.py:NAME) and their parameters; chord.mu=0.2 is for one of several. "
+            "step=, stage= and state.NAME= place the method in a run.",
+        ),
+    ],
+    input: Annotated[
+        str | None, typer.Option("--input", "-i", metavar="FILE", help="Rows as JSON; - is standard input.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show what every token's log-probability is multiplied by in the update."""
+    names, settings = split_words(words)
+    if not names:
+        raise ArgumentsError("explain: name a method, as in: interlace explain grpo --input rows.json")
+    if len(set(names)) < len(names):
+        raise ArgumentsError("explain: a method is named twice")
+    if input is None:
+        explained, rows, labels = _from_sampled_batch(names, settings)
+    else:
+        given = read_input(input)
+        explained = _from_rows(names, settings, given)
+        rows, labels = given["rows"], None
+    if as_json:
+        _write_json(explained)
+        return
+    from interlace.cli.tokens import show
+
+    show(explained, rows, labels)
+
+
+def read_input(path: str) -> dict[str, Any]:
+    """The JSON object of a file or of standard input.
+
+    Raises:
+        ArgumentsError: it is not a JSON object with finite numbers and the accepted keys.
+    """
+    where = "standard input" if path == "-" else path
+    raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        given = json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ArgumentsError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except RecursionError:
+        raise ArgumentsError(f"{where}: nested too deeply to be rows") from None
+    except ValueError as error:
+        raise ArgumentsError(f"{where}: not JSON: {error}") from None
+    accepted = ("rows", *PLACES)
+    if not isinstance(given, dict):
+        raise ArgumentsError(
+            f"{where}: a {type(given).__name__}; accepted is an object with the keys {', '.join(accepted)}"
+        )
+    for key in given:
+        if key not in accepted:
+            near = difflib.get_close_matches(key, accepted, 1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise ArgumentsError(f"{where}: unknown key '{key}': {hint}accepted are {', '.join(accepted)}")
+    if "rows" not in given:
+        raise ArgumentsError(f"{where}: 'rows' is required, a list of objects with 'logp' and 'source'")
+    for key, kind, name in (("stage", str, "a text"), ("state", dict, "an object of numbers")):
+        if given.get(key) is not None and not isinstance(given[key], kind):
+            raise ArgumentsError(f"{where}: '{key}': {given[key]!r:.80} is not accepted; accepted is {name}")
+    return given
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number; accepted are finite numbers and null")
+
+
+def _from_rows(names: Sequence[str], settings: Mapping[str, Any], given: Mapping[str, Any]) -> Explained:
+    import interlace
+
+    places = {key: given[key] for key in PLACES if key in given} | _placed(settings, given)
+    own = {key: value for key, value in settings.items() if key not in PLACES}
+    parameters = parameters_by_method(names, own)
+    return {
+        name: interlace.explain(name, given["rows"], **places, **parameters[name])  # type: ignore[operator]
+        for name in names
+    }
+
+
+def _placed(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`step`, `stage` and `state` from the command line's texts."""
+    placed = {key: settings[key] for key in PLACES if key in settings}
+    if "step" in placed:
+        text = placed["step"]
+        if not isinstance(text, str) or not text.isdecimal():
+            raise ArgumentsError(f"step={text}: accepted are integers >= 0")
+        placed["step"] = int(text)
+    if placed.get("stage") == "none":
+        placed["stage"] = None
+    if "state" in placed:
+        if not isinstance(placed["state"], dict):
+            raise ArgumentsError(f"state={placed['state']}: give its numbers by name, as in state.u=0.3")
+        numbers = {}
+        for key, text in placed["state"].items():
+            try:
+                numbers[key] = float(text)
+            except (TypeError, ValueError):
+                raise ArgumentsError(f"state.{key}={text}: accepted are finite numbers") from None
+        below = given.get("state") or {}
+        placed["state"] = {**below, **numbers} if isinstance(below, Mapping) else numbers
+    return placed
+
+
+def parameters_by_method(names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each method's share of the settings: `chord.mu=` is for one, `mu=` for every method that has a `mu`.
+
+    Raises:
+        ArgumentsError: a setting that none of the methods knows, with the nearest name.
+    """
+    from interlace.methods import get
+
+    entries = {name: get(name) for name in names}
+    known = {name: {*e.parameters.model_fields, "variant"} for name, e in entries.items()}
+    parameters: dict[str, dict[str, Any]] = {name: {} for name in names}
+    grouped = {k: v for k, v in settings.items() if isinstance(v, dict)}
+    for key, value in settings.items():
+        if key in grouped:
+            continue
+        owners = [name for name in names if key in known[name]]
+        if len(names) == 1:
+            owners = list(names)  # the method itself says what it accepts
+        elif not owners:
+            near = difflib.get_close_matches(key, sorted(set().union(*known.values())), 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise ArgumentsError(f"unknown parameter '{key}'{hint} None of {', '.join(names)} has it")
+        for name in owners:
+            parameters[name][key] = value
+    for key, group in grouped.items():
+        by_name = {e.name: name for name, e in entries.items()}
+        if key not in by_name:
+            near = difflib.get_close_matches(key, list(by_name), 1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise ArgumentsError(
+                f"'{key}.{next(iter(group))}': {hint}accepted before the dot are {', '.join(by_name)}"
+            )
+        parameters[by_name[key]] |= group
+    return parameters
+
+
+def _write_json(explained: Explained) -> None:
+    # One method is the object itself, several are one object by name.
+    out = next(iter(explained.values())) if len(explained) == 1 else explained
+    try:
+        text = json.dumps(out, allow_nan=False)
+    except ValueError:
+        raise ArgumentsError(
+            "a result is too large for a number; look for extreme rewards, log-ratios or parameters"
+        ) from None
+    print(text)
+
+
+def _from_sampled_batch(names: Sequence[str], settings: Mapping[str, Any]) -> tuple[Explained, Any, Any]:
+    raise ArgumentsError("explain: give rows with --input FILE")

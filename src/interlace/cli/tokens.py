@@ -1,0 +1,110 @@
+"""Tokens in the colours of their coefficients: green is made more likely, red less likely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+FAINTEST, STRONGEST = 45, 175
+"""Brightness of a background for the smallest and the largest coefficient; white text reads on both."""
+
+
+def show(
+    explained: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    labels: Sequence[Sequence[str]] | None = None,
+    console: Console | None = None,
+) -> None:
+    """Print each method's terms and every token on one common colour scale.
+
+    Args:
+        explained: By method, what `interlace.explain` returned.
+        rows: What it was asked about.
+        labels: The text of every token; `None` shows its number instead.
+        console: Where to; default standard output.
+    """
+    console = console or Console(highlight=False, soft_wrap=True)
+    largest = max(
+        (abs(c) for e in explained.values() for r in e["rows"] for c in r["coefficient"]), default=0.0
+    )
+    for method, result in explained.items():
+        console.print(Text(f"{method}: loss {result['loss']:.6g}", style="bold"))
+        console.print(_terms(result["terms"]))
+        for i, (row, found) in enumerate(zip(rows, result["rows"], strict=True)):
+            console.print(Text(_heading(i, row, found["advantage"]), style="dim"))
+            texts = None if labels is None else labels[i]
+            console.print(
+                tokens(found["coefficient"], texts, largest, coloured=console.color_system is not None)
+            )
+        console.print()
+    console.print(legend(largest))
+
+
+def tokens(
+    coefficient: Sequence[float], texts: Sequence[str] | None, largest: float, *, coloured: bool
+) -> Text:
+    """One row of tokens. Without colours or texts the numbers themselves are written."""
+    line = Text("  ")
+    if not coefficient:
+        line.append("(empty)", style="dim")
+    for i, c in enumerate(coefficient):
+        if texts is None:
+            line.append(f" {c:+.4g} ", style=style(c, largest))
+            line.append(" ")
+        else:
+            shown = texts[i].replace("\n", "⏎")
+            line.append(shown if coloured else f"{shown}({c:+.2g}) ", style=style(c, largest))
+    return line
+
+
+def style(coefficient: float, largest: float) -> Style:
+    """Background from faint to strong with |coefficient| / largest; none at 0."""
+    if coefficient == 0 or largest == 0:
+        return Style(dim=True)
+    level = FAINTEST + round((STRONGEST - FAINTEST) * min(1.0, abs(coefficient) / largest))
+    background = f"rgb(0,{level},0)" if coefficient > 0 else f"rgb({level},0,0)"
+    return Style(color="white", bgcolor=background)
+
+
+def legend(largest: float) -> Text:
+    """What the colours mean."""
+    text = Text()
+    text.append(" more likely ", style=style(1.0, 1.0))
+    text.append(" ")
+    text.append(" less likely ", style=style(-1.0, 1.0))
+    text.append(" ")
+    text.append(" not trained ", style=style(0.0, 1.0))
+    text.append(f"  full colour is |coefficient| {largest:.4g}; coefficient = d(-loss)/d logp")
+    return text
+
+
+def _terms(terms: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("term", "factor", "denominator", "n"):
+        table.add_column(name, style="cyan" if name == "term" else "")
+    for term in terms:
+        table.add_row(term["name"], f"{term['coefficient']:g}", term["denominator"], f"{term['n']:g}")
+    return table
+
+
+def _heading(i: int, row: Mapping[str, Any], advantage: Sequence[float]) -> str:
+    parts = [f"row {i}"]
+    source = row.get("source")
+    kinds = [source] if isinstance(source, str) else list(dict.fromkeys(source or ()))
+    parts.append("+".join(map(str, kinds)))
+    if row.get("group") is not None:
+        parts.append(f"group {row['group']}")
+    if row.get("reward") is not None:
+        parts.append(f"reward {row['reward']:g}")
+    parts += [str(row[key]) for key in ("verdict", "finish") if row.get(key)]
+    acting = sorted({a for a in advantage if a})
+    if len(acting) == 1:
+        parts.append(f"advantage {acting[0]:+.4g}")
+    elif acting:
+        parts.append(f"advantages {acting[0]:+.4g} to {acting[-1]:+.4g}")
+    return " · ".join(parts)

@@ -1,0 +1,265 @@
+import itertools
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+import interlace
+from interlace.cli.tokens import legend, show, style, tokens
+
+ROWS = [
+    {
+        "group": "a",
+        "source": "rollout",
+        "reward": 1.0,
+        "verdict": "pass",
+        "logp": [-0.5, -1.2],
+        "old_logp": [-0.6, -1.0],
+    },
+    {"group": "a", "source": "rollout", "reward": 0.0, "verdict": "fail", "logp": [-0.5]},
+    {"group": "b", "source": "demo", "logp": [-0.7, -2.0]},
+]
+
+
+def text(**more):
+    return json.dumps({"rows": ROWS, **more})
+
+
+@pytest.fixture
+def explain(run):
+    """The one JSON object of `interlace explain WORDS --input - --json`."""
+
+    def explain(*words, input=None):
+        status, out, err = run(
+            "explain", *words, "--input", "-", "--json", input=text() if input is None else input
+        )
+        assert (status, err) == (0, ""), err
+        assert out.count("\n") == 1
+        return json.loads(out)
+
+    return explain
+
+
+def test_the_printed_coefficients_are_the_hand_worked_ones(explain):
+    out = explain("grpo", "std=false")
+    # A = 1/2 and -1/2; rho = e^0.1, e^-0.2 (inside the clip) and 1; over row length, then over two rows.
+    assert out["rows"][0]["advantage"] == [0.5, 0.5]
+    assert out["rows"][0]["coefficient"] == pytest.approx([math.exp(0.1) / 8, math.exp(-0.2) / 8])
+    assert out["rows"][1]["coefficient"] == pytest.approx([-1 / 4])
+    assert out["rows"][2] == {"advantage": [0.0, 0.0], "coefficient": [0.0, 0.0]}
+    assert out["terms"] == [{"name": "policy", "coefficient": 1.0, "denominator": "sequence_means", "n": 2.0}]
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo", "dapo", "chord", "ppo", "sft_then_rl"])
+def test_the_command_prints_what_python_returns(explain, method):
+    assert explain(method) == interlace.explain(method, ROWS)
+
+
+def test_parameters_of_the_command_line_are_those_of_python(explain):
+    expected = interlace.explain("chord", ROWS, mu=0.5, phi="p(1-p)", clip_high=None)
+    assert explain("chord", "mu=0.5", "phi=p1mp", "clip_high=none") == expected
+
+
+def test_a_file_is_read_like_standard_input(run, tmp_path, explain):
+    path = tmp_path / "rows.json"
+    path.write_bytes(b"\xef\xbb\xbf" + text().encode())  # a byte-order mark is no part of the JSON
+    status, out, _ = run("explain", "grpo", "--input", str(path), "--json")
+    assert status == 0 and json.loads(out) == explain("grpo")
+
+
+def test_step_stage_and_state_are_keys_of_the_object_and_the_command_line_wins(explain):
+    def mu(out):
+        return {t["name"]: t["coefficient"] for t in out["terms"]}["sft"]
+
+    schedule = "mu=linear:1,0,10"
+    assert mu(explain("chord", schedule, input=text(step=5))) == pytest.approx(0.5)
+    assert mu(explain("chord", schedule, "step=2", input=text(step=5))) == pytest.approx(0.8)
+    assert explain("sft_then_rl", "stage=sft") == explain("sft")
+    assert explain("sft_then_rl", "stage=sft", input=text(stage="rl")) == explain("sft")
+    assert explain("sft_then_rl", "stage=none", input=text(stage="sft")) == explain("sft_then_rl")
+    # SASR trains demonstrations if u < g_last / (g_last + gamma g_warmup) = 1/2.
+    state = {"g_last": 1.0, "g_warmup": 1.0, "u": 0.4}
+    below = [t["name"] for t in explain("sasr", "kl=0", input=text(state=state))["terms"]]
+    above = [t["name"] for t in explain("sasr", "kl=0", "state.u=0.6", input=text(state=state))["terms"]]
+    assert below != above
+
+
+def test_several_methods_are_one_object_by_name_and_share_what_they_all_know(explain):
+    out = explain("grpo", "chord", "std=false", "chord.mu=0.5")
+    assert list(out) == ["grpo", "chord"]
+    assert out["grpo"] == explain("grpo", "std=false")
+    assert out["chord"] == explain("chord", "std=false", "mu=0.5")
+    assert explain("grpo", "grpo.std=false") == explain("grpo", "std=false")
+
+
+def test_a_method_of_a_file_is_named_by_its_path(explain, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from interlace.methods import Method, register\n"
+        "from interlace.methods._parameters import Length\n"
+        "from interlace.parts.terms import Term\n"
+        "class Mine(Length):\n"
+        "    weight: float = 1.0\n"
+        "@register('mine', Mine)\n"
+        "def mine(h):\n"
+        "    loss = {'demo': lambda v: -h.weight * v.logp}\n"
+        "    return Method(terms=(Term('mine', loss, 'tokens', likelihood=True),))\n"
+    )
+    out = explain(f"{tmp_path}/mine.py:mine", "weight=3")
+    assert out["rows"][2]["coefficient"] == pytest.approx([1.5, 1.5])
+
+
+def test_empty_rows_and_no_rows_are_legal(explain):
+    assert explain("grpo", input='{"rows": []}') == {**interlace.explain("grpo", []), "rows": []}
+    out = explain("grpo", input='{"rows": [{"source": "rollout", "logp": [], "reward": 1}]}')
+    assert out["rows"] == [{"advantage": [], "coefficient": []}]
+
+
+def test_the_output_is_strict_json_on_a_real_pipe():
+    done = subprocess.run(
+        [sys.executable, "-m", "interlace.cli", "explain", "grpo", "--input", "-", "--json"],
+        input=text(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout, parse_constant=lambda c: pytest.fail(c)) == interlace.explain("grpo", ROWS)
+
+
+BROKEN = [
+    ("", "standard input: not JSON"),
+    ("{", "standard input: not JSON"),
+    ("[1]", "standard input: a list; accepted is an object with the keys rows, step, stage, state"),
+    ("{}", "'rows' is required"),
+    ('{"rows": 3}', "rows: accepted is a list of objects"),
+    ('{"rowss": []}', "unknown key 'rowss': did you mean 'rows'?"),
+    ('{"rows": [], "step": -1}', "step=-1"),
+    ('{"rows": [], "step": 1.5}', "step=1.5"),
+    ('{"rows": [], "stage": 3}', "'stage': 3 is not accepted"),
+    ('{"rows": [], "stage": "sft"}', "this method has no stages"),
+    ('{"rows": [], "state": [1]}', "'state': [1] is not accepted"),
+    ('{"rows": [], "state": {"u": "x"}}', "state.u='x'"),
+    ('{"rows": [{"logp": [NaN], "source": "rollout"}]}', "NaN is not a JSON number"),
+    ('{"rows": [{"logp": [-1e999], "source": "rollout"}]}', "row 0: 'logp'"),
+    ('{"rows": [{"logp": [0.5], "source": "rollout"}]}', "row 0: 'logp'"),
+    ('{"rows": [{"logp": [-1], "source": "rolout"}]}', "row 0: 'source': 'rolout' is not accepted"),
+    ('{"rows": [{"logp": [-1], "source": "rollout", "rewrad": 1}]}', "did you mean 'reward'?"),
+    ('{"rows": [{"logp": [-1], "source": "rollout", "reward": ' + "9" * 400 + "}]}", "too large"),
+    ("[" * 100_000, "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("input", "message"), BROKEN, ids=[m for _, m in BROKEN])
+def test_bad_input_ends_with_2_a_message_and_nothing_on_standard_output(run, input, message):
+    status, out, err = run("explain", "grpo", "--input", "-", "--json", input=input)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1
+
+
+def test_bytes_that_are_no_text_are_refused(run):
+    status, _, err = run("explain", "grpo", "--input", "-", "--json", input=b'{"rows": "\xff"}')
+    assert status == 2 and "not UTF-8 text" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["grpo", "kll=1"], "grpo: unknown parameter 'kll'; did you mean 'kl'?"),
+        (["grpo", "kl=-1"], "kl='-1'"),
+        (["grpo", "std_scope=batch"], "std_scope='batch'"),
+        (["grpo", "kl=1"], "row 0: 'ref_logp' is needed"),
+        (["grpo", "dapo", "kll=1"], "unknown parameter 'kll'; did you mean 'kl'? None of grpo, dapo has it"),
+        (["grpo", "dapo", "cord.kl=1"], "'cord.kl': accepted before the dot are grpo, dapo"),
+        (["grpo", "dapoo"], "unknown method 'dapoo': did you mean 'dapo'?"),
+        (["grpo", "grpo"], "a method is named twice"),
+        (["kl=1"], "name a method"),
+        (["grpo", "step=x"], "step=x: accepted are integers >= 0"),
+        (["grpo", "state=3"], "state=3: give its numbers by name"),
+        (["sasr", "state.u=x"], "state.u=x: accepted are finite numbers"),
+        (["chord", "mu=cosine:1"], "cosine:1"),
+    ],
+)
+def test_bad_words_end_with_2_and_a_message(run, words, message):
+    status, out, err = run("explain", *words, "--input", "-", "--json", input=text())
+    assert (status, out) == (2, "")
+    assert message in err and err.count("\n") == 1
+
+
+def test_a_result_that_is_no_number_is_an_error_not_broken_json(run):
+    rows = [{"source": "rollout", "logp": [-1000], "reward": 1e308}]
+    status, out, err = run("explain", "reinforce", "--input", "-", "--json", input=json.dumps({"rows": rows}))
+    assert (status, out) == (2, "") and err.startswith("error: a result is too large")
+
+
+def drawn(explained, rows, labels=None, colour="truecolor"):
+    console = Console(
+        width=200, color_system=colour, force_terminal=colour is not None, highlight=False, record=True
+    )
+    with console.capture() as captured:
+        show(explained, rows, labels, console)
+    return captured.get()
+
+
+def test_green_is_more_likely_and_red_less_by_size_on_one_scale():
+    def levels(c):
+        triplet = style(c, 2.0).bgcolor.triplet
+        return triplet.red, triplet.green, triplet.blue
+
+    strong, weak, bad = levels(2.0), levels(0.2), levels(-2.0)
+    assert strong[1] > weak[1] > 0 and strong[0] == weak[0] == 0
+    assert bad == (strong[1], 0, 0)
+    assert style(0.0, 2.0).bgcolor is None and style(0.0, 0.0).bgcolor is None
+    assert levels(1e-9)[1] > 20  # what is trained at all can be told from what is not
+
+
+def test_the_terminal_view_shows_terms_numbers_and_a_legend(run):
+    status, out, _ = run("explain", "grpo", "std=false", "--input", "-", input=text())
+    assert status == 0
+    assert "sequence_means" in out and "more likely" in out and "less likely" in out
+    assert f"{math.exp(0.1) / 8:+.4g}" in out and "-0.25" in out
+    assert "row 1 · rollout · group a · reward 0 · fail · advantage -0.5" in out
+
+
+def test_tokens_keep_their_text_and_newlines_are_visible():
+    line = tokens([0.1, 0.0, -0.2], ["a b", "\n", "]x["], 0.2, coloured=True)
+    assert line.plain.strip() == "a b⏎]x["
+    plain = tokens([0.1, 0.0, -0.2], ["a", "b", "c"], 0.2, coloured=False).plain
+    assert plain.split() == ["a(+0.1)", "b(+0)", "c(-0.2)"]
+    assert "(empty)" in tokens([], None, 1.0, coloured=True).plain
+
+
+def test_the_scale_is_common_to_all_methods_shown():
+    one = {"loss": 0.0, "terms": [], "rows": [{"advantage": [1.0], "coefficient": [0.5]}]}
+    two = {"loss": 0.0, "terms": [], "rows": [{"advantage": [1.0], "coefficient": [-1.0]}]}
+    out = drawn({"one": one, "two": two}, [{"source": "demo", "logp": [-1.0]}])
+    backgrounds = [c for c in ("48;2;0;110;0", "48;2;175;0;0") if c in out]
+    assert backgrounds == ["48;2;0;110;0", "48;2;175;0;0"]  # half and full strength
+    assert "|coefficient| 1" in legend(1.0).plain
+
+
+def test_methods_of_every_family_are_explained_without_a_traceback(run):
+    from interlace.methods import REGISTER
+
+    rows = [
+        {
+            "group": g,
+            "source": s,
+            "reward": r,
+            "logp": [-0.4, -1.0],
+            "old_logp": [-0.5, -1.0],
+            "ref_logp": [-0.6, -0.9],
+        }
+        for g, (s, r) in itertools.product("ab", [("rollout", 1.0), ("rollout", 0.0), ("demo", 1.0)])
+    ]
+    for name in REGISTER:
+        status, out, err = run("explain", name, "--input", "-", "--json", input=json.dumps({"rows": rows}))
+        if status == 0:
+            json.loads(out)
+        else:
+            assert (status, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1, (
+                name,
+                err,
+            )
