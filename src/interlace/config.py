@@ -222,14 +222,15 @@ def resolve(method: str | Entry, settings: Mapping[str, Any]) -> Configuration:
         raise ConfigError("both task and data are given; give one of them")
     run.task = run.data or run.task or "countdown"
     run.data = None
-    names = list(built.stages) or ["train"]
+    graph = {} if built.alternation is not None else built.stages
+    names = list(graph) or ["train"]
     for name in stage_overrides:
         if name not in names:
             raise ConfigError(f"stages.{name}: accepted are {', '.join(names)}")
     scratch = run.model.startswith("scratch")
     stages = []
     for name in names:
-        rule = built.stages[name] if built.stages else built
+        rule = graph.get(name, built)
         for key in stage_overrides.get(name, {}):
             if key not in STAGE_KEYS:
                 near = difflib.get_close_matches(key, STAGE_KEYS, 1)

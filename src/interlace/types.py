@@ -230,6 +230,7 @@ class Trajectory:
         policy_version: Version of the weights that sampled it.
         span: Structured spans as `(start, end, name)` over `ids`, names `guess`, `think`, `answer`.
         extra: Free per-row numbers that some methods read (`class_weight`, `role`, ...).
+        inputs: What the model reads instead of `ids` (masked inputs), as long as they are; targets stay.
     """
 
     row: int
@@ -248,6 +249,7 @@ class Trajectory:
     span: Sequence[tuple[int, int, str]] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     sampling: Sampling | None = None
+    inputs: Sequence[int] | None = None
 
     @property
     def response_ids(self) -> list[int]:
@@ -437,6 +439,7 @@ scored with `grad=True`. Names:
     kl              KL(pi || reference), full vocabulary
     reverse_kl      KL(reference || pi), full vocabulary
     topk_mass       probability of the k likeliest tokens (no gradient)
+    argmax          id of the likeliest token (no gradient)
     value           the critic's estimate
 """
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from interlace.parts.advantages import (
+    dense_leave_one_out,
+    dense_normalised,
     generalised_advantage,
     group_centred,
     group_mean,
@@ -17,7 +19,9 @@ from interlace.parts.advantages import (
     leave_one_out,
     prefix_aware,
     reward_to_go,
+    share_below,
     smoothed_labels,
+    smoothed_share,
     standard_deviation,
     whiten,
 )
@@ -177,3 +181,43 @@ def test_label_that_a_rollout_reaches_takes_the_mean_of_the_rollouts() -> None:
 def test_label_without_rollouts_keeps_its_reward() -> None:
     label = torch.tensor([True])
     assert smoothed_labels(numbers(1), torch.tensor([0]), label, ~label).tolist() == [1]
+
+
+DENSE_ROW = torch.tensor([0, 0, 1, 1, 3])
+DENSE = torch.tensor([1.0, 2, 0, 1, 8], dtype=torch.float64)
+LAST = torch.tensor([2.0, 1, 0, 8], dtype=torch.float64)
+"""Rows of 2, 2, 0 and 1 token rewards; the empty row 2 is not counted, row 3 has a group of its own."""
+DENSE_GROUP = torch.tensor([0, 0, 0, 1])
+DENSE_COUNTED = torch.tensor([True, True, False, True])
+
+
+def test_dense_rewards_are_normalised_by_the_last_ones_of_the_group() -> None:
+    # Last 2 and 1: mean 1.5, deviation sqrt(1/2) = 0.70711.
+    a = dense_normalised(DENSE, DENSE_ROW, LAST, DENSE_GROUP, DENSE_COUNTED, eps=1e-4)
+    assert a.tolist() == pytest.approx([-0.7070, 0.7070, -2.1210, -0.7070, 0], abs=5e-5)
+
+
+def test_dense_rewards_against_the_last_ones_of_the_others() -> None:
+    a = dense_leave_one_out(DENSE, DENSE_ROW, LAST, DENSE_GROUP, DENSE_COUNTED)
+    assert a.tolist() == [0, 1, -2, -1, 0]
+
+
+def test_equal_last_rewards_silence_inner_tokens() -> None:
+    last = torch.ones(4, dtype=torch.float64)
+    assert not dense_normalised(DENSE, DENSE_ROW, last, DENSE_GROUP, DENSE_COUNTED, eps=0).any()
+    assert not dense_leave_one_out(DENSE, DENSE_ROW, last, DENSE_GROUP, DENSE_COUNTED).any()
+
+
+def test_share_below_is_the_smoothed_rank_of_counted_rows() -> None:
+    reward = torch.tensor([0.0, 1, 1, 3, 5, 2], dtype=torch.float64)
+    group = torch.tensor([0, 0, 0, 0, 0, 1])
+    counted = torch.tensor([True, True, True, True, False, True])
+    # M = 4: 0, 1, 1, 3 rows below; the row that is not counted stands above all 4; alone M = 1.
+    assert share_below(reward, group, counted).tolist() == [0.2, 0.4, 0.4, 0.8, 1.0, 0.5]
+
+
+def test_share_of_hits_by_the_rule_of_succession() -> None:
+    hit = torch.tensor([True, False, False, True, False])
+    counted = torch.tensor([True, True, True, False, True])
+    group = torch.tensor([0, 0, 0, 0, 1])
+    assert smoothed_share(hit, group, counted).tolist() == [0.4, 0.4, 0.4, 0.4, 1 / 3]

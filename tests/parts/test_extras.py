@@ -13,6 +13,8 @@ from interlace.analysis.explain import parse_rows
 from interlace.parts.extras import (
     carries_prefix,
     extra_number,
+    extra_per_token,
+    has_extra,
     has_role,
 )
 from interlace.parts.terms import MissingStatistic
@@ -84,3 +86,25 @@ def test_the_first_is_by_row_id_among_active_rows() -> None:
 def test_prefix_id_is_text_or_an_integer(value: Any) -> None:
     with pytest.raises(ValueError, match=r"row 0: 'extra\.prefix_id'"):
         carries_prefix(parse_rows([guided(1, prefix_id=value)]))
+
+
+def test_numbers_per_token_of_active_rows() -> None:
+    rows = [
+        {"source": "rollout", "logp": [-1.0, -1.0], "extra": {"x": [1, 2.5]}},
+        {"source": "rollout", "logp": [-1.0], "extra": {"y": [9]}},
+        {"source": "rollout", "logp": [-1.0], "extra": {"x": "broken"}},
+        {"source": "rollout", "logp": [], "extra": {"x": []}},
+    ]
+    batch = parse_rows(rows)
+    batch = replace(batch, active=torch.tensor([True, True, False, True]))
+    assert has_extra(batch, "x").tolist() == [True, False, False, True]
+    values = extra_per_token(batch, "x")
+    assert values[:2].tolist() == [1, 2.5]
+    assert bool(values[2:].isnan().all())
+
+
+@pytest.mark.parametrize("value", [[1.0], [1.0, None], [1.0, math.inf], [True, 1.0], 2.0, "ab"])
+def test_numbers_per_token_are_finite_and_as_many_as_tokens(value: Any) -> None:
+    batch = parse_rows([{"source": "demo", "logp": [-1.0, -1.0], "extra": {"x": value}}])
+    with pytest.raises(ValueError, match=r"row 0: 'extra.x'=.*: accepted is a list of 2 finite numbers"):
+        extra_per_token(batch, "x")

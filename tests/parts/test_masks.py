@@ -10,6 +10,8 @@ import torch
 
 from interlace.analysis.explain import parse_rows
 from interlace.parts.masks import (
+    TOP_SHARES,
+    at_least,
     below,
     beside_rollouts,
     best_of_group,
@@ -19,13 +21,17 @@ from interlace.parts.masks import (
     drop_equal_rewards,
     drop_truncated,
     first_of_episode,
+    hard_gate,
     has_reward,
     has_token,
     in_group_with,
     leave_out,
     overlong_penalty,
     pass_rate,
+    soft_gate,
     top_share,
+    top_share_of_rows,
+    top_threshold,
     upper_quantile,
 )
 from interlace.types import Batch
@@ -191,3 +197,34 @@ def test_rows_beside_an_active_rollout() -> None:
     assert beside_rollouts(batch).tolist() == [True, True, False, True]
     left = leave_out(batch, torch.tensor([False, False, False, True]))
     assert beside_rollouts(left).tolist() == [True, True, False, False]
+
+
+def test_top_threshold_is_the_smallest_value_of_the_share() -> None:
+    values = torch.tensor([0.1, 2.0, 0.5, 1.5, 0.05], dtype=torch.float64)
+    assert top_threshold(values, 0.4) == 1.5
+    assert top_threshold(values, 0.41) == 0.5  # ceil(2.05) = 3
+    assert top_threshold(values, 1) == 0.05
+    assert top_threshold(values, 0) == math.inf
+    assert top_threshold(values[:0], 0.5) == math.inf
+    assert at_least(values, 1.5).tolist() == [False, True, False, True, False]
+
+
+def test_top_share_of_each_row_keeps_ties_and_empty_rows_keep_nothing() -> None:
+    # Rows (3, 2, 2), none and (1, 4); share 0.5: ceil(1.5) = 2 with the tie, and 1 of 2.
+    values = torch.tensor([3.0, 2, 2, 1, 4], dtype=torch.float64)
+    row = torch.tensor([0, 0, 0, 2, 2])
+    assert top_share_of_rows(values, row, 3, 0.5).tolist() == [True, True, True, False, True]
+    assert top_share_of_rows(values, row, 3, 0.3).tolist() == [True, False, False, False, True]
+    assert not top_share_of_rows(values, row, 3, 0).any()
+    assert top_share_of_rows(values, row, 3, 1).all()
+    pooled = TOP_SHARES["step"](values, row, 3, 0.2)
+    assert pooled.tolist() == [False, False, False, False, True]
+
+
+def test_gates_at_and_around_their_threshold() -> None:
+    values = torch.tensor([1.0, 1.0 + 2 * math.log(3), 0.5], dtype=torch.float64)
+    assert hard_gate(values, 1.0).tolist() == [1, 1, 0]
+    # sigmoid(0), sigmoid(ln 3) = 3/4, sigmoid(-1/4)
+    expected = [0.5, 0.75, 1 / (1 + math.exp(0.25))]
+    assert soft_gate(values, 1.0, 2.0).tolist() == pytest.approx(expected)
+    assert soft_gate(values, math.inf, 2.0).tolist() == [0, 0, 0]

@@ -12,6 +12,7 @@ from interlace.parts.pair_losses import (
     longest_of_group,
     pairs_by_reward,
     pairs_in_group,
+    preference_weight,
     ranking_hinge,
 )
 
@@ -71,3 +72,13 @@ def test_equal_rewards_form_no_pair() -> None:
     assert list(zip(worse.tolist(), better.tolist())) == [(1, 0), (1, 2)]
     worse, _ = pairs_by_reward(group, numbers(1, 0, 1, 5), torch.tensor([True, False, True, True]))
     assert worse.tolist() == []
+
+
+def test_preference_weight_is_the_slope_of_the_preference() -> None:
+    # sigmoid(-0.05) = 0.487503, sigmoid(0) = 1/2, sigmoid(2) = 0.880797
+    margin = torch.tensor([0.05, 0, -2], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(logistic_preference(margin).sum(), margin)
+    weight = preference_weight(margin.detach())
+    assert weight.tolist() == pytest.approx([0.487503, 0.5, 0.880797], abs=5e-7)
+    assert weight.tolist() == pytest.approx((-slope).tolist())
+    assert preference_weight(torch.tensor([-1e4, 1e4])).tolist() == [1, 0]

@@ -8,6 +8,7 @@ import torch
 from interlace.parts.segments import (
     last_in_row,
     position_in_row,
+    row_constant,
     row_count,
     row_mean,
     row_sum,
@@ -82,3 +83,8 @@ def test_no_values_at_all() -> None:
         assert suffix_sum(none, row, n_rows).tolist() == []
         assert last_in_row(row, n_rows).tolist() == []
         assert to_padded(none, row, n_rows)[0].shape == (n_rows, 0)
+
+
+def test_value_shared_by_a_rows_tokens_is_exact() -> None:
+    x = torch.tensor([0.05, 0.05, 0.05, 0.1, 0.1, 7], dtype=torch.float64)
+    assert row_constant(x, ROW, 4).tolist() == [0.05, 0, 0.1, 7]  # a mean would round 3 * 0.05 / 3

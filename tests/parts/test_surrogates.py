@@ -15,6 +15,7 @@ from interlace.parts.surrogates import (
     clipped_weight_surrogate,
     geometric_ratio,
     importance_ratio,
+    label_smoothing,
     mixture_ratio,
     negative_log_likelihood,
     pull_to_half,
@@ -160,3 +161,11 @@ def test_mixture_ratio_on_the_policy_s_own_text() -> None:
 
 def test_mixture_ratio_is_at_most_four() -> None:
     assert mixture_ratio(log(1.0), torch.tensor([-1e4], dtype=torch.float64), 1.0).tolist() == [4.0]
+
+
+def test_label_smoothing_turns_the_likelihood_into_the_smoothed_one() -> None:
+    # Vocabulary (1/2, 1/4, 1/4), target first, e = 0.1: cross-entropy with 0.9 on the target + 0.1 uniform.
+    logp = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log()
+    target = torch.tensor([0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3], dtype=torch.float64)
+    smoothed = -logp[0] + 0.1 * label_smoothing(logp[0], logp.mean())
+    assert smoothed.item() == pytest.approx(-(target * logp).sum().item())

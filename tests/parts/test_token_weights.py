@@ -11,14 +11,18 @@ from torch import Tensor
 from interlace.parts.token_weights import (
     ENTROPY_LEVELS,
     PROBABILITY_WEIGHTS,
+    attenuated,
+    bernoulli_variance,
     entropy_weight,
     focal,
     following_log_ratio,
     place,
+    probability_up_to,
     propagated_error,
     root_probability,
     row_log_ratio,
     shaped_probability,
+    share_of_mean,
     teacher_ratio,
     trust_region_probability,
 )
@@ -169,3 +173,24 @@ def test_entropy_of_the_token_its_row_or_all() -> None:
     assert levels["token"] == [0.3, 0.6, 0.9, 2.2]
     assert levels["sequence"] == pytest.approx([0.6, 0.6, 0.6, 2.2])
     assert levels["step"] == pytest.approx([1.0] * 4)
+
+
+def test_bernoulli_variance_and_rounding_above_one() -> None:
+    p = torch.tensor([0.1, 0.5, 0.9, 1.0, 1.0000001], dtype=torch.float64)
+    assert bernoulli_variance(p).tolist() == pytest.approx([0.09, 0.25, 0.09, 0, 0])
+
+
+def test_probability_up_to_a_cutoff_and_nothing_above() -> None:
+    p = torch.tensor([0.1, 0.4, 0.41, 0.9], dtype=torch.float64)
+    assert probability_up_to(p, 0.4).tolist() == [0.1, 0.4, 0, 0]
+
+
+def test_share_of_the_mean_is_one_on_average() -> None:
+    assert share_of_mean(torch.tensor([1.0, 2, 3])).tolist() == [0.5, 1, 1.5]
+    assert share_of_mean(torch.zeros(2)).tolist() == [0, 0]
+    assert share_of_mean(torch.zeros(0)).tolist() == []
+
+
+def test_attenuated_mixes_one_and_the_weight() -> None:
+    gate, weight = torch.tensor([1.0, 0, 0.5]), torch.tensor([0.2, 0.2, 0.2])
+    assert attenuated(gate, weight).tolist() == pytest.approx([1, 0.2, 0.6])

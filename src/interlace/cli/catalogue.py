@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from interlace.methods import Entry
+    from interlace.tasks import Task
 
 FAMILIES = ("sft", "rl", "mixed", "pipeline")
 NEEDS = ("prompts", "demonstrations", "reference", "critic", "entropy", "topk_mass", "old_logp")
@@ -72,10 +73,18 @@ def tasks(
     names, knobs = split_words(words or [])
     if len(names) > 1:
         raise ArgumentsError(f"tasks: one task, not {len(names)} ({', '.join(names)})")
-    if not names:
-        _list_tasks()
+    if names:
+        _show_task(names[0], knobs)
         return
-    _show_task(names[0], knobs)
+    from interlace.tasks import dataset_names, registry
+
+    table = _table("name", "what it is", "knobs", "splits")
+    for task in registry():
+        table.add_row(task.name, task.summary, _knobs_text(task.knobs), " ".join(task.splits))
+    _print(table)
+    gym = dataset_names()
+    _print(f"gym:NAME with one of {len(gym)} reasoning-gym datasets: {' '.join(gym)}")
+    _print("FILE.jsonl or FILE.json: rows with a prompt and an answer, a demonstration, or messages")
 
 
 def models(
@@ -183,12 +192,55 @@ def text_of(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _list_tasks() -> None:
-    raise ArgumentsError("tasks: not available")
-
-
 def _show_task(name: str, knobs: dict[str, Any]) -> None:
-    raise ArgumentsError("tasks: not available")
+    from interlace.tasks import load_task
+
+    task = load_task(name, **knobs)
+    _print(f"{task.name}: {task.summary}")
+    _print(f"splits: {', '.join(f'{split} ({_size(task, split)})' for split in task.splits)}")
+    _print(f"knobs: {_knobs_text(_knobs(task)) or 'none'}")
+    (problem,) = task.problems("train", 1)
+    inline = ",".join(f"{key}={value}" for key, value in knobs.items())
+    _print(f"use: task={name}{':' if inline else ''}{inline}")
+    _print("")
+    _print(f"problem {problem.id}")
+    if isinstance(problem.prompt, str):
+        _print(problem.prompt)
+    else:
+        for message in problem.prompt:
+            _print(f"{message['role']}: {message['content']}")
+    _print(f"answer: {problem.answer}")
+    _print(f"demonstration: {problem.demonstration or 'none'}")
+    from interlace.rewards import Scorer
+
+    with Scorer(task.reward) as scorer:
+        if problem.demonstration is not None:
+            (score,) = scorer.score([(problem.demonstration, problem)])
+            read = "" if score.extracted is None else f", read as {score.extracted}"
+            _print(f"the verifier says of the demonstration: {score.verdict}{read}")
+
+
+def _knobs(task: Task) -> dict[str, Any]:
+    """Names and values of a task's knobs."""
+    import dataclasses
+
+    from interlace.tasks import GymTask
+    from interlace.tasks.gym import gym_knobs
+
+    if isinstance(task, GymTask):
+        return {**gym_knobs(task.dataset), **task.settings}
+    if not dataclasses.is_dataclass(task):
+        return {}
+    return {f.name: getattr(task, f.name) for f in dataclasses.fields(task) if f.init}
+
+
+def _knobs_text(knobs: dict[str, Any]) -> str:
+    return " ".join(f"{key}={text_of(value)}" for key, value in knobs.items())
+
+
+def _size(task: Task, split: str) -> str:
+    count = task.count(split)
+    return "endless" if count is None else str(count)
 
 
 def _table(*columns: str) -> Table:
@@ -208,7 +260,10 @@ def _print(what: Any) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=400)
-    console.print(Text(what) if isinstance(what, str) else what)
+    if isinstance(what, str):
+        console.print(Text(what), soft_wrap=True)
+    else:
+        console.print(what)
 
 
 def _note(message: str) -> None:

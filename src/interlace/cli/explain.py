@@ -7,11 +7,14 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from interlace.cli.arguments import ArgumentsError, split_words
+
+if TYPE_CHECKING:
+    from interlace.analysis.batch import SampledBatch
 
 PLACES = ("step", "stage", "state")
 """Keys of the input that may be given on the command line too, where they win."""
@@ -25,7 +28,8 @@ def explain(
         typer.Argument(
             metavar="METHOD... [KEY=VALUE]...",
             help="Methods (names or FILE.py:NAME) and their parameters; chord.mu=0.2 is for one of several. "
-            "step=, stage= and state.NAME= place the method in a run.",
+            "step=, stage= and state.NAME= place the method in a run; task=, model=, seed= and the like "
+            "choose the batch that is sampled where there is no --input.",
         ),
     ],
     input: Annotated[
@@ -40,17 +44,18 @@ def explain(
     if len(set(names)) < len(names):
         raise ArgumentsError("explain: a method is named twice")
     if input is None:
-        explained, rows, labels = _from_sampled_batch(names, settings)
+        explained, batch = _from_sampled_batch(names, settings)
+        rows, texts, prompts = batch.rows, batch.tokens, batch.prompts
     else:
         given = read_input(input)
         explained = _from_rows(names, settings, given)
-        rows, labels = given["rows"], None
+        rows, texts, prompts = given["rows"], None, None
     if as_json:
         _write_json(explained)
         return
     from interlace.cli.tokens import show
 
-    show(explained, rows, labels)
+    show(explained, rows, texts, prompts)
 
 
 def read_input(path: str) -> dict[str, Any]:
@@ -91,6 +96,20 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number; accepted are finite numbers and null")
 
 
+def _from_sampled_batch(names: Sequence[str], settings: Mapping[str, Any]) -> tuple[Explained, SampledBatch]:
+    """Explain what the methods would train on: rollouts and demonstrations of the task and model."""
+    import interlace
+    from interlace.config import RUN_KEYS, STAGE_KEYS
+    from interlace.methods import get
+
+    of_methods = {key for name in names for key in get(name).parameters.model_fields}
+    of_run = [key for key in (*RUN_KEYS, *STAGE_KEYS) if key not in of_methods]
+    own = {key: value for key, value in settings.items() if key not in of_run}
+    parameters_by_method(names, {k: v for k, v in own.items() if k not in PLACES}, also=of_run)
+    batch = interlace.sample_batch(names[0], **{k: v for k, v in settings.items() if k in of_run})
+    return _from_rows(names, own, {"rows": batch.rows}), batch
+
+
 def _from_rows(names: Sequence[str], settings: Mapping[str, Any], given: Mapping[str, Any]) -> Explained:
     import interlace
 
@@ -127,8 +146,13 @@ def _placed(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     return placed
 
 
-def parameters_by_method(names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def parameters_by_method(
+    names: Sequence[str], settings: Mapping[str, Any], also: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
     """Each method's share of the settings: `chord.mu=` is for one, `mu=` for every method that has a `mu`.
+
+    Args:
+        also: What else is accepted beside them, for the message.
 
     Raises:
         ArgumentsError: a setting that none of the methods knows, with the nearest name.
@@ -143,12 +167,13 @@ def parameters_by_method(names: Sequence[str], settings: Mapping[str, Any]) -> d
         if key in grouped:
             continue
         owners = [name for name in names if key in known[name]]
-        if len(names) == 1:
+        if len(names) == 1 and not also:
             owners = list(names)  # the method itself says what it accepts
         elif not owners:
-            near = difflib.get_close_matches(key, sorted(set().union(*known.values())), 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise ArgumentsError(f"unknown parameter '{key}'{hint} None of {', '.join(names)} has it")
+            accepted = sorted({*also, *set().union(*known.values())})
+            near = difflib.get_close_matches(key, accepted, 1)
+            hint = f"did you mean '{near[0]}'?" if near else f"accepted are {', '.join(accepted)}"
+            raise ArgumentsError(f"unknown parameter '{key}': {hint}")
         for name in owners:
             parameters[name][key] = value
     for key, group in grouped.items():
@@ -173,7 +198,3 @@ def _write_json(explained: Explained) -> None:
             "a result is too large for a number; look for extreme rewards, log-ratios or parameters"
         ) from None
     print(text)
-
-
-def _from_sampled_batch(names: Sequence[str], settings: Mapping[str, Any]) -> tuple[Explained, Any, Any]:
-    raise ArgumentsError("explain: give rows with --input FILE")

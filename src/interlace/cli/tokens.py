@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ FAINTEST, STRONGEST = 45, 175
 def show(
     explained: Mapping[str, Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
-    labels: Sequence[Sequence[str]] | None = None,
+    texts: Sequence[Sequence[str]] | None = None,
+    prompts: Sequence[str] | None = None,
     console: Console | None = None,
 ) -> None:
     """Print each method's terms and every token on one common colour scale.
@@ -25,41 +27,52 @@ def show(
     Args:
         explained: By method, what `interlace.explain` returned.
         rows: What it was asked about.
-        labels: The text of every token; `None` shows its number instead.
+        texts: The text of every token; `None` shows its number instead.
+        prompts: What stands before the tokens of each row.
         console: Where to; default standard output.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     largest = max(
         (abs(c) for e in explained.values() for r in e["rows"] for c in r["coefficient"]), default=0.0
     )
+    coloured = console.color_system is not None
     for method, result in explained.items():
         console.print(Text(f"{method}: loss {result['loss']:.6g}", style="bold"))
         console.print(_terms(result["terms"]))
+        if not any(c for found in result["rows"] for c in found["coefficient"]):
+            console.print(Text("no token of these rows is trained", style="yellow"))
         for i, (row, found) in enumerate(zip(rows, result["rows"], strict=True)):
             console.print(Text(_heading(i, row, found["advantage"]), style="dim"))
-            texts = None if labels is None else labels[i]
-            console.print(
-                tokens(found["coefficient"], texts, largest, coloured=console.color_system is not None)
-            )
+            if prompts is not None:
+                console.print(Text(f"  {prompts[i]}", style="dim"))
+            written = None if texts is None else texts[i]
+            console.print(tokens(found["coefficient"], written, largest, coloured))
         console.print()
     console.print(legend(largest))
 
 
-def tokens(
-    coefficient: Sequence[float], texts: Sequence[str] | None, largest: float, *, coloured: bool
-) -> Text:
+def tokens(coefficient: Sequence[float], texts: Sequence[str] | None, largest: float, coloured: bool) -> Text:
     """One row of tokens. Without colours or texts the numbers themselves are written."""
     line = Text("  ")
     if not coefficient:
         line.append("(empty)", style="dim")
-    for i, c in enumerate(coefficient):
-        if texts is None:
-            line.append(f" {c:+.4g} ", style=style(c, largest))
+    elif texts is None:
+        for c in coefficient:
+            line.append(f" {c:+.4g} " if c else " 0 ", style=style(c, largest))
             line.append(" ")
-        else:
-            shown = texts[i].replace("\n", "⏎")
-            line.append(shown if coloured else f"{shown}({c:+.2g}) ", style=style(c, largest))
+    elif coloured:
+        for c, shown in zip(coefficient, texts, strict=True):
+            line.append(shown.replace("\n", "⏎"), style=style(c, largest))
+    else:
+        line.append(_runs(coefficient, texts))
     return line
+
+
+def _runs(coefficient: Sequence[float], texts: Sequence[str]) -> str:
+    """Neighbours with the same number as one text with that number behind it."""
+    numbers = [f"({c:+.2g})" if c else "" for c in coefficient]
+    runs = itertools.groupby(zip(numbers, texts, strict=True), key=lambda pair: pair[0])
+    return " ".join("".join(t for _, t in run) + number for number, run in runs).replace("\n", "⏎")
 
 
 def style(coefficient: float, largest: float) -> Style:

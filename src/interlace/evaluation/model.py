@@ -14,7 +14,7 @@ from interlace.evaluation.evaluate import evaluate
 from interlace.evaluation.results import Evaluation
 from interlace.policies import Renderer, load_policy
 from interlace.rewards import Scorer, load_reward
-from interlace.rollout import LocalEngine
+from interlace.rollout import engine_for_policy
 from interlace.tasks import Task, load_task
 from interlace.training.checkpoint import RunFolder
 from interlace.types import Sampling
@@ -22,8 +22,10 @@ from interlace.types import Sampling
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 
-FROM_RUN = ("task", "reward", "seed", "reward_timeout", "reward_workers", "precision")
-"""What a run folder's configuration supplies unless another value is given."""
+FROM_RUN = {
+    name: name for name in ("task", "reward", "seed", "reward_timeout", "reward_workers", "precision")
+} | {"eval_problems": "problems"}
+"""What a run folder's configuration supplies, and as which setting, unless another value is given."""
 
 
 class EvaluationSettings(BaseModel):
@@ -81,7 +83,8 @@ def evaluate_model(
         progress: Told (answers so far, answers in all).
         say: Told of warnings, one line each.
         **settings: Fields of `EvaluationSettings`, as values or texts. A run folder supplies its task,
-            verifier, seed and token limit, so that the numbers are those of the run's own evaluation.
+            problems, verifier, seed and token limit, so that the numbers are those of the run's own
+            evaluation.
 
     Raises:
         ValueError: unknown or impossible settings, a model or task that does not exist.
@@ -110,7 +113,7 @@ def evaluate_model(
     reward = load_reward(chosen.reward) if chosen.reward else task.reward
     with Scorer(reward, workers=chosen.reward_workers, timeout=chosen.reward_timeout) as scorer:
         return evaluate(
-            LocalEngine.for_policy(policy),
+            engine_for_policy(policy),
             Renderer(policy.tokenizer, policy.eos_ids),
             problems,
             scorer,
@@ -152,7 +155,7 @@ def run_settings(model: str | Path) -> dict[str, Any]:
     if not Path(model).is_dir() or not RunFolder(model).has_run():
         return {}
     saved = read_yaml(Path(model) / "config.yaml")
-    out = {key: saved[key] for key in FROM_RUN if saved.get(key) is not None}
+    out = {setting: saved[key] for key, setting in FROM_RUN.items() if saved.get(key) is not None}
     limits = [s["max_new_tokens"] for s in saved.get("stages", {}).values() if s.get("max_new_tokens")]
     return {**out, "max_new_tokens": max(limits)} if limits else out
 

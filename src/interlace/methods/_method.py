@@ -42,8 +42,15 @@ class Method:
             request per problem, `False` no sampling at all.
         needs: Detached per-decision arrays that advantages, masks and terms read, to be annotated.
         demonstrations: Where demonstrations come from: none, their own feed, or the prompt's group.
-        controllers: Objects with `before`, `after`, `state` (`rules/controllers.py`).
+        controllers: Objects that move numbers which coefficients read (`rules/controllers.py`).
         update: How terms' gradients become an update (`rules/updates.py`); `None` is their sum.
+        row_scorer: Adds a learned reward to the rows of a step (`rules/bench.py`).
+        alternation: Chooses one of the stages for every step; the stages are then no stages of the run.
+        harvest: Makes the rows that this stage is trained on, at its start (`rules/harvest.py`).
+        start: Which weights this stage starts from: those of the `previous` stage or the run's `base`.
+        finished: Asked after every step with the bench; true ends the stage before its last step.
+        topk: How many tokens the annotation `topk_mass` counts.
+        mix: Share of the model's own prediction in the input embeddings of demonstrations, by step.
         stages: Running order of the named stages; each of them is a method of its own.
         explain_stage: The stage that `explain` shows unless told otherwise.
         stage_steps: Limits of rollout steps that a stage's method itself sets.
@@ -60,6 +67,13 @@ class Method:
     demonstrations: Literal["none", "feed", "group"] = "none"
     controllers: tuple[Any, ...] = ()
     update: Any = None
+    row_scorer: Any = None
+    alternation: Any = None
+    harvest: Any = None
+    start: Literal["previous", "base"] = "previous"
+    finished: Callable[[Any], bool] | None = None
+    topk: int = 2
+    mix: Any = None
     stages: Mapping[str, Method] = field(default_factory=dict)
     explain_stage: str | None = None
     stage_steps: Mapping[str, int | None] = field(default_factory=dict)

@@ -51,4 +51,4 @@ def dph_rl(h: DPHRL) -> Method:
     rehearsal = Term("divergence", {"demo": loss}, h.div_denominator, h.div_coef, max_length=h.max_length,
                      likelihood=True, formula=f"{h.divergence}(exp(logp - ref_logp))")  # fmt: skip
     return Method(terms=(policy_gradient_term(h), rehearsal), advantage=group_advantage(h),
-                  needs=frozenset({"ref_logp"}), demonstrations="feed")  # fmt: skip
+                  needs=frozenset({"ref_logp"} if h.div_coef else ()), demonstrations="feed")  # fmt: skip

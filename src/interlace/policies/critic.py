@@ -26,9 +26,13 @@ class Critic:
         self.text.add_value_head()
         if not shared:
             embedding = self.text.model.get_input_embeddings().weight
-            self._unused = [p for p in self.text.model.get_output_embeddings().parameters() if p is not embedding]
+            self._unused = [
+                p for p in self.text.model.get_output_embeddings().parameters() if p is not embedding
+            ]
 
-    def score(self, batch: Batch, needs: Sequence[str] = ("value",), *, grad: bool = True) -> dict[str, Tensor]:
+    def score(
+        self, batch: Batch, needs: Sequence[str] = ("value",), *, grad: bool = True
+    ) -> dict[str, Tensor]:
         """`value` of every decision, [N].
 
         Raises:

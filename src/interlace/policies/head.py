@@ -11,6 +11,7 @@ With z the logits at a decision's temperature T, p = softmax(z), q the reference
     kl           sum p (log p - log q)       p (log p - log q - kl)
     reverse_kl   sum q (log q - log p)       p - q
     topk_mass    sum of the k largest p      none
+    argmax       id of the largest p         none
 
 `logp_t1` is `logp` read at T = 1; every other statistic is read at the decision's temperature.
 The logits are z = cap * tanh(scale * (hidden @ weight.T + bias) / cap) / T.
@@ -24,12 +25,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-STATISTICS = ("logp", "logp_t1", "entropy", "mean_logp", "kl", "reverse_kl", "topk_mass")
+STATISTICS = ("logp", "logp_t1", "entropy", "mean_logp", "kl", "reverse_kl", "topk_mass", "argmax")
 """What the head can give for a decision."""
 
 _TILES = {"cpu": (8 << 20, 2048), "cuda": (256 << 20, 32768)}
@@ -88,8 +89,8 @@ def head_statistics(
         tile_bytes: Memory for one tile of logits; `None` suits the device.
 
     Returns:
-        For each name a tensor [N]: float64 if `hidden` is, else float32. All but `topk_mass` are
-        differentiable (once) in `hidden`, `head.weight` and `head.bias`.
+        For each name a tensor [N]: float64 if `hidden` is, else float32. All but `topk_mass` and
+        `argmax` are differentiable (once) in `hidden`, `head.weight` and `head.bias`.
 
     Raises:
         ValueError: Unknown statistic, a temperature of 0 or below, a missing reference, or k outside
@@ -101,27 +102,34 @@ def head_statistics(
             near = difflib.get_close_matches(name, STATISTICS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"unknown statistic {name!r}{hint} Accepted: {', '.join(STATISTICS)}")
-    with_reference = "kl" in needs or "reverse_kl" in needs
-    if with_reference and (reference_hidden is None or reference_head is None):
-        raise ValueError("kl and reverse_kl need a reference: its hidden states and its head")
+    reference = None
+    if {"kl", "reverse_kl"} & set(needs):
+        if reference_hidden is None or reference_head is None:
+            raise ValueError("kl and reverse_kl need a reference: its hidden states and its head")
+        reference = (reference_hidden.detach(), reference_head.detached())
     if "topk_mass" in needs and not 1 <= k <= head.weight.shape[0]:
         raise ValueError(f"topk_mass: k={k}; accepted are 1 to {head.weight.shape[0]} (the vocabulary)")
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     temperature = temperature.to(hidden.device, dtype)
     if not bool((temperature > 0).all()):
         raise ValueError("temperature: accepted are numbers > 0 (a greedy choice has no log-probability)")
-    plan = _Plan.of(slot.to(hidden.device), target.to(hidden.device), temperature)
-    plan = replace(
-        plan,
-        needs=needs,
-        k=k,
-        tile_bytes=tile_bytes,
-        scale=head.scale,
-        softcap=head.softcap,
-        reference=(reference_hidden.detach(), reference_head.detached()) if with_reference else None,
-    )
-    values = _FusedHead.apply(hidden, head.weight, head.bias, plan)
+    plan = _Plan.of(slot.to(hidden.device), target.to(hidden.device), temperature, tile_bytes)
+    ask = _Ask(needs, k, head.scale, head.softcap, reference)
+    values = _FusedHead.apply(hidden, head.weight, head.bias, plan, ask)
     return dict(zip(needs, values, strict=True))
+
+
+class _Ask(NamedTuple):
+    """What is wanted of the head, besides the decisions."""
+
+    needs: tuple[str, ...]
+    k: int
+    scale: float
+    softcap: float | None
+    reference: tuple[Tensor, Head] | None
+
+
+_WITHOUT_GRADIENT = ("topk_mass", "argmax")
 
 
 @dataclass(frozen=True)
@@ -138,15 +146,10 @@ class _Plan:
     target: Tensor
     temperature: Tensor | None
     """[U], `None` when all are 1."""
-    needs: tuple[str, ...] = ()
-    k: int = 2
-    tile_bytes: int | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-    reference: tuple[Tensor, Head] | None = None
+    tile_bytes: int | None
 
     @classmethod
-    def of(cls, slot: Tensor, target: Tensor, temperature: Tensor) -> _Plan:
+    def of(cls, slot: Tensor, target: Tensor, temperature: Tensor, tile_bytes: int | None) -> _Plan:
         view: Tensor | None = None
         if slot.numel() > 1 and not bool((slot[1:] > slot[:-1]).all()):
             pairs = torch.stack([slot.double(), temperature.double()], dim=1)
@@ -154,7 +157,7 @@ class _Plan:
             slot = distinct[:, 0].long()
             temperature = distinct[:, 1].to(temperature.dtype)
         warm = bool((temperature != 1).any())
-        return cls(view, slot, target, temperature if warm else None)
+        return cls(view, slot, target, temperature if warm else None, tile_bytes)
 
     def per_decision(self, value: Tensor) -> Tensor:
         return value if self.view is None else value[self.view]
@@ -165,8 +168,12 @@ class _Plan:
             return value
         return value.new_zeros(self.view_slot.numel()).index_add_(0, self.view, value)
 
+    def temperature_of(self, rows: slice) -> Tensor | None:
+        """[u, 1], or `None` when all are 1."""
+        return None if self.temperature is None else self.temperature[rows, None]
+
     def tiles(self, vocabulary: int, dtype: torch.dtype) -> tuple[list[slice], list[slice]]:
-        """Blocks of views and blocks of the vocabulary whose product fits in `tile_bytes`."""
+        """Blocks of views and blocks of the vocabulary whose product is one tile."""
         size, columns = _TILES.get(self.target.device.type, _TILES["cuda"])
         cells = max(1, (self.tile_bytes or size) // (torch.finfo(dtype).bits // 8))
         columns = min(vocabulary, columns, cells)
@@ -183,8 +190,8 @@ class _Plan:
 
 def _blocks(length: int, size: int) -> list[slice]:
     count = -(-length // size)
-    size = -(-length // max(1, count))
-    return [slice(start, min(start + size, length)) for start in range(0, length, max(1, size))]
+    even = max(1, -(-length // max(1, count)))
+    return [slice(start, min(start + even, length)) for start in range(0, length, even)]
 
 
 class _Rows:
@@ -196,11 +203,15 @@ class _Rows:
             self.slot, self.spread = torch.unique_consecutive(view_slot, return_inverse=True)
         self.hidden = hidden.index_select(0, self.slot)
 
-    def logits(self, weight: Tensor, bias: Tensor | None, columns: slice, dtype: torch.dtype) -> Tensor:
-        """hidden @ weight.T + bias for these columns, one line per view (a fresh tensor)."""
-        z = (self.hidden @ weight[columns].to(self.hidden.dtype).T).to(dtype)
-        if bias is not None:
-            z += bias[columns].to(dtype)
+    def logits(self, head: Head, columns: slice, dtype: torch.dtype) -> Tensor:
+        """The head's logits for these columns before the temperature, one line per view (a new tensor)."""
+        z = (self.hidden @ head.weight[columns].to(self.hidden.dtype).T).to(dtype)
+        if head.bias is not None:
+            z += head.bias[columns].to(dtype)
+        if head.scale != 1:
+            z *= head.scale
+        if head.softcap is not None:
+            z.div_(head.softcap).tanh_().mul_(head.softcap)
         return z if self.spread is None else z.index_select(0, self.spread)
 
     def gather_back(self, dz: Tensor) -> Tensor:
@@ -208,15 +219,6 @@ class _Rows:
         if self.spread is None:
             return dz
         return dz.new_zeros(self.slot.numel(), dz.shape[1]).index_add_(0, self.spread, dz)
-
-
-def _capped(z: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Scale and soft-cap in place, before the temperature."""
-    if scale != 1:
-        z *= scale
-    if softcap is not None:
-        z.div_(softcap).tanh_().mul_(softcap)
-    return z
 
 
 class _LogSum:
@@ -248,20 +250,21 @@ class _LogSum:
 class _FusedHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, plan: _Plan
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, plan: _Plan, ask: _Ask
     ) -> tuple[Tensor, ...]:
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        count = plan.view_slot.numel()
-        per_view = {name: hidden.new_zeros(count, dtype=dtype) for name in ("lse", "lse_t1", "lse_q", *plan.needs)}
+        head = Head(weight, bias, ask.scale, ask.softcap)
+        names = dict.fromkeys(("lse", "lse_t1", "lse_q", *ask.needs))
+        per_view = {name: hidden.new_zeros(plan.view_slot.numel(), dtype=dtype) for name in names}
         chosen = hidden.new_zeros(plan.target.numel(), dtype=dtype)
-        row_blocks, column_blocks = plan.tiles(weight.shape[0], dtype)
-        for rows in row_blocks:
-            _forward_rows(hidden, weight, bias, plan, rows, column_blocks, per_view, chosen)
-        ctx.plan = plan
+        for rows in plan.tiles(weight.shape[0], dtype)[0]:
+            for name, value in _forward_rows(hidden, head, plan, ask, rows, chosen).items():
+                if name in per_view:
+                    per_view[name][rows] = value
+        ctx.plan, ctx.ask, ctx.names = plan, ask, tuple(per_view)
         ctx.save_for_backward(hidden, weight, bias, *per_view.values())
-        ctx.names = tuple(per_view)
         values = []
-        for name in plan.needs:
+        for name in ask.needs:
             if name == "logp":
                 warm = 1 if plan.temperature is None else plan.per_decision(plan.temperature)
                 values.append(chosen / warm - plan.per_decision(per_view["lse"]))
@@ -269,85 +272,77 @@ class _FusedHead(torch.autograd.Function):
                 values.append(chosen - plan.per_decision(per_view["lse_t1"]))
             else:
                 values.append(plan.per_decision(per_view[name]).clone())
-        ctx.mark_non_differentiable(*(v for n, v in zip(plan.needs, values) if n == "topk_mass"))
+        ctx.mark_non_differentiable(*(v for n, v in zip(ask.needs, values) if n in _WITHOUT_GRADIENT))
         return tuple(values)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        plan: _Plan = ctx.plan
+        plan, ask = ctx.plan, ctx.ask
         hidden, weight, bias, *saved = ctx.saved_tensors
+        head = Head(weight, bias, ask.scale, ask.softcap)
         per_view = dict(zip(ctx.names, saved))
-        given = {
-            name: g for name, g in zip(plan.needs, gradients) if g is not None and name != "topk_mass"
-        }
         dtype = per_view["lse"].dtype
-        wants_hidden, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        d_hidden = torch.zeros_like(hidden, dtype=dtype) if wants_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=dtype) if wants_weight else None
-        d_bias = torch.zeros_like(bias, dtype=dtype) if wants_bias else None
-        on_view = {name: plan.per_view(g.to(dtype)) for name, g in given.items()}
-        row_blocks, column_blocks = plan.tiles(weight.shape[0], dtype)
-        for rows in row_blocks:
-            source = _Rows(hidden, plan.view_slot[rows])
-            reference = _reference_rows(plan, rows)
-            for columns in column_blocks:
-                dz = _tile_gradient(source, reference, weight, bias, plan, rows, columns, per_view, given, on_view)
-                dz = source.gather_back(dz)
-                if d_bias is not None:
-                    d_bias[columns] += dz.sum(dim=0)
-                dz = dz.to(hidden.dtype)
-                if d_hidden is not None:
-                    d_hidden.index_add_(0, source.slot, (dz @ weight[columns].to(dz.dtype)).to(dtype))
-                if d_weight is not None:
-                    _add_product(d_weight[columns], dz, source.hidden)
-        cast = [
-            None if gradient is None else gradient.to(like.dtype)
-            for gradient, like in ((d_hidden, hidden), (d_weight, weight), (d_bias, bias))
+        given = {
+            name: g.to(dtype)
+            for name, g in zip(ask.needs, gradients)
+            if g is not None and name not in _WITHOUT_GRADIENT
+        }
+        if plan.temperature is None and "logp_t1" in given:
+            given["logp"] = given.pop("logp_t1") + given.get("logp", 0)
+        on_view = {name: plan.per_view(g) for name, g in given.items()}
+        like = (hidden, weight, bias)
+        totals = [
+            torch.zeros_like(tensor, dtype=dtype) if wanted else None
+            for tensor, wanted in zip(like, ctx.needs_input_grad)
         ]
-        return (*cast, None)
+        row_blocks, column_blocks = plan.tiles(weight.shape[0], dtype)
+        for rows in row_blocks if given else []:
+            source = _Rows(hidden, plan.view_slot[rows])
+            other = _reference_rows(plan, ask, rows) if {"kl", "reverse_kl"} & set(given) else None
+            view = {name: value[rows, None] for name, value in per_view.items()}
+            g = {name: value[rows, None] for name, value in on_view.items()}
+            for columns in column_blocks:
+                z = source.logits(head, columns, dtype)
+                zq = None if other is None else other[0].logits(other[1], columns, dtype)
+                dz = _tile_gradient(z, zq, plan.temperature_of(rows), view, g, weight.shape[0])
+                _add_targets(dz, plan, rows, columns, given)
+                if ask.softcap is not None:
+                    dz *= 1 - (z / ask.softcap).square_()
+                if ask.scale != 1:
+                    dz *= ask.scale
+                _accumulate(totals, source.gather_back(dz), source, weight, columns)
+        cast = (None if total is None else total.to(t.dtype) for total, t in zip(totals, like))
+        return (*cast, None, None)
 
 
-def _add_product(total: Tensor, dz: Tensor, hidden: Tensor) -> None:
-    if dz.dtype == total.dtype:
-        total.addmm_(dz.T, hidden)
-    else:
-        total += dz.T @ hidden
-
-
-def _reference_rows(plan: _Plan, rows: slice) -> _Rows | None:
-    return None if plan.reference is None else _Rows(plan.reference[0], plan.view_slot[rows])
-
-
-def _reference_logits(plan: _Plan, reference: _Rows, columns: slice, dtype: torch.dtype) -> Tensor:
-    assert plan.reference is not None
-    head = plan.reference[1]
-    return _capped(reference.logits(head.weight, head.bias, columns, dtype), head.scale, head.softcap)
+def _reference_rows(plan: _Plan, ask: _Ask, rows: slice) -> tuple[_Rows, Head] | None:
+    if ask.reference is None:
+        return None
+    hidden, head = ask.reference
+    return _Rows(hidden, plan.view_slot[rows]), head
 
 
 def _forward_rows(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    plan: _Plan,
-    rows: slice,
-    column_blocks: list[slice],
-    per_view: dict[str, Tensor],
-    chosen: Tensor,
-) -> None:
-    """Fill `per_view[rows]` and the chosen logits (before the temperature) of these views' decisions."""
-    needs, dtype = set(plan.needs), chosen.dtype
-    source, reference = _Rows(hidden, plan.view_slot[rows]), _reference_rows(plan, rows)
+    hidden: Tensor, head: Head, plan: _Plan, ask: _Ask, rows: slice, chosen: Tensor
+) -> dict[str, Tensor]:
+    """Statistics [u] of these views; fills `chosen` with their decisions' logits before the temperature."""
+    needs, dtype, vocabulary = set(ask.needs), chosen.dtype, head.weight.shape[0]
+    source, other = _Rows(hidden, plan.view_slot[rows]), _reference_rows(plan, ask, rows)
     index, view = plan.decisions(rows)
     target = plan.target[index]
-    warm = None if plan.temperature is None else plan.temperature[rows, None]
+    warm = plan.temperature_of(rows)
     count = rows.stop - rows.start
-    policy, cold, other = (_LogSum(count, chosen) for _ in range(3))
-    sum_z = chosen.new_zeros(count)
-    top = chosen.new_empty(count, 0)
+    policy, cold, reference = (_LogSum(count, chosen) for _ in range(3))
     picked = chosen.new_zeros(target.numel())
-    for columns in column_blocks:
-        z = _capped(source.logits(weight, bias, columns, dtype), plan.scale, plan.softcap)
+    sum_z, best, best_id = (
+        chosen.new_zeros(count),
+        chosen.new_full((count,), -torch.inf),
+        chosen.new_zeros(count),
+    )
+    top = chosen.new_empty(count, 0)
+    for columns in plan.tiles(vocabulary, dtype)[1]:
+        z = source.logits(head, columns, dtype)
         inside = (target >= columns.start) & (target < columns.stop)
         at = (target - columns.start).clamp(0, columns.stop - columns.start - 1)
         picked = torch.where(inside, z[view, at], picked)
@@ -356,95 +351,85 @@ def _forward_rows(
         if warm is not None:
             z /= warm
         means = {"z": z} if "entropy" in needs else {}
-        if reference is not None:
-            zq = _reference_logits(plan, reference, columns, dtype)
+        if other is not None:
+            zq = other[0].logits(other[1], columns, dtype)
             if warm is not None:
                 zq /= warm
             gap = z - zq
             if "kl" in needs:
                 means["gap"] = gap
-            other.add(zq, {"gap": gap} if "reverse_kl" in needs else None)
+            reference.add(zq, {"gap": gap} if "reverse_kl" in needs else None)
         policy.add(z, means)
         if "mean_logp" in needs:
             sum_z += z.sum(dim=1)
+        if "argmax" in needs:
+            highest = z.max(dim=1)
+            best_id = torch.where(highest.values > best, (highest.indices + columns.start).to(dtype), best_id)
+            best = torch.maximum(best, highest.values)
         if "topk_mass" in needs:
-            top = torch.cat([top, z], dim=1).topk(min(plan.k, top.shape[1] + z.shape[1]), dim=1).values
-    lse = policy.log()
+            top = torch.cat([top, z], dim=1).topk(min(ask.k, top.shape[1] + z.shape[1]), dim=1).values
     chosen[index] = picked
-    found = {"lse": lse, "lse_t1": lse if warm is None else cold.log() if "logp_t1" in needs else lse}
+    lse = policy.log()
+    found = {"lse": lse, "argmax": best_id, "mean_logp": sum_z / vocabulary - lse}
+    if "logp_t1" in needs:
+        found["lse_t1"] = lse if warm is None else cold.log()
     if "entropy" in needs:
         found["entropy"] = lse - policy.mean("z")
-    if "mean_logp" in needs:
-        found["mean_logp"] = sum_z / weight.shape[0] - lse
-    if reference is not None:
-        found["lse_q"] = other.log()
-        if "kl" in needs:
-            found["kl"] = policy.mean("gap") - (lse - found["lse_q"])
-        if "reverse_kl" in needs:
-            found["reverse_kl"] = (lse - found["lse_q"]) - other.mean("gap")
+    if other is not None:
+        found["lse_q"] = reference.log()
+    if "kl" in needs:
+        found["kl"] = policy.mean("gap") - (lse - found["lse_q"])
+    if "reverse_kl" in needs:
+        found["reverse_kl"] = (lse - found["lse_q"]) - reference.mean("gap")
     if "topk_mass" in needs:
         found["topk_mass"] = (top - lse[:, None]).exp_().sum(dim=1)
-    for name, value in found.items():
-        if name in per_view:
-            per_view[name][rows] = value
+    return found
 
 
 def _tile_gradient(
-    source: _Rows,
-    reference: _Rows | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    plan: _Plan,
-    rows: slice,
-    columns: slice,
-    per_view: dict[str, Tensor],
-    given: dict[str, Tensor],
-    on_view: dict[str, Tensor],
+    z: Tensor,
+    zq: Tensor | None,
+    warm: Tensor | None,
+    view: Mapping[str, Tensor],
+    g: Mapping[str, Tensor],
+    size: int,
 ) -> Tensor:
-    """The gradient with respect to this tile of hidden @ weight.T + bias, one line per view."""
-    dtype = per_view["lse"].dtype
+    """The gradient with respect to the logits `z` [u, C] before the temperature, without one-hot parts.
 
-    def column(name: str) -> Tensor:
-        return per_view[name][rows, None]
-
-    raw = _capped(source.logits(weight, bias, columns, dtype), plan.scale, plan.softcap)
-    warm = None if plan.temperature is None else plan.temperature[rows, None]
-    g = {name: value[rows, None] for name, value in on_view.items()}
-    cold = warm is not None and "logp_t1" in g
-    if "logp_t1" in g and not cold:
-        g["logp"] = g["logp"] + g.pop("logp_t1") if "logp" in g else g.pop("logp_t1")
-
-    logp = (raw if warm is None else raw / warm) - column("lse")
-    p = logp.exp()
-    factor = _sum(-g[name] for name in ("logp", "mean_logp") if name in g)
+    Args:
+        z, zq: Logits of policy and reference.
+        warm: Temperatures [u, 1] or `None`.
+        view: Saved numbers of each view, [u, 1].
+        g: Gradients with respect to each view's statistics, [u, 1].
+        size: The whole vocabulary's.
+    """
+    logp = (z if warm is None else z / warm) - view["lse"]
+    factor: Any = 0.0
+    for name in ("logp", "mean_logp"):
+        if name in g:
+            factor = factor - g[name]
     if "reverse_kl" in g:
         factor = factor + g["reverse_kl"]
     if "entropy" in g:
-        factor = factor - g["entropy"] * (logp + column("entropy"))
+        factor = factor - g["entropy"] * (logp + view["entropy"])
     logq = None
-    if reference is not None and ("kl" in g or "reverse_kl" in g):
-        logq = _reference_logits(plan, reference, columns, dtype)
-        logq = (logq if warm is None else logq.div_(warm)).sub_(column("lse_q"))
-    if "kl" in g:
-        factor = factor + g["kl"] * (logp - logq - column("kl"))
-    dz = p.mul_(factor)
-    if "reverse_kl" in g:
-        dz -= g["reverse_kl"] * logq.exp()
+    if zq is not None:
+        logq = (zq if warm is None else zq.div_(warm)).sub_(view["lse_q"])
+        if "kl" in g:
+            factor = factor + g["kl"] * (logp - logq - view["kl"])
+    dz = logp.exp_().mul_(factor)
+    if logq is not None and "reverse_kl" in g:
+        dz -= g["reverse_kl"] * logq.exp_()
     if "mean_logp" in g:
-        dz += g["mean_logp"] / weight.shape[0]
+        dz += g["mean_logp"] / size
     if warm is not None:
         dz /= warm
-    if cold:
-        dz -= g["logp_t1"] * (raw - column("lse_t1")).exp_()
-    _add_targets(dz, plan, rows, columns, given)
-    if plan.softcap is not None:
-        dz *= 1 - (raw / plan.softcap).square_()
-    if plan.scale != 1:
-        dz *= plan.scale
+    if "logp_t1" in g:
+        dz -= g["logp_t1"] * (z - view["lse_t1"]).exp_()
     return dz
 
 
-def _add_targets(dz: Tensor, plan: _Plan, rows: slice, columns: slice, given: dict[str, Tensor]) -> None:
+def _add_targets(dz: Tensor, plan: _Plan, rows: slice, columns: slice, given: Mapping[str, Tensor]) -> None:
     """Add the one-hot parts of logp and logp_t1."""
     index, view = plan.decisions(rows)
     at = plan.target[index] - columns.start
@@ -455,12 +440,22 @@ def _add_targets(dz: Tensor, plan: _Plan, rows: slice, columns: slice, given: di
         amount += given["logp"][index] / warm
     if "logp_t1" in given:
         amount += given["logp_t1"][index]
-    amount = torch.where(inside, amount, 0)
-    dz.index_put_((view, at.clamp(0, dz.shape[1] - 1)), amount, accumulate=True)
+    dz.index_put_((view, at.clamp(0, dz.shape[1] - 1)), torch.where(inside, amount, 0), accumulate=True)
 
 
-def _sum(values: Any) -> Any:
-    total: Any = 0.0
-    for value in values:
-        total = total + value
-    return total
+def _accumulate(
+    totals: Sequence[Tensor | None], dz: Tensor, source: _Rows, weight: Tensor, columns: slice
+) -> None:
+    """Add a tile's gradient to those of hidden states, weight and bias, in the wide type."""
+    d_hidden, d_weight, d_bias = totals
+    if d_bias is not None:
+        d_bias[columns] += dz.sum(dim=0)
+    narrow = dz.to(source.hidden.dtype)
+    if d_hidden is not None:
+        d_hidden.index_add_(0, source.slot, (narrow @ weight[columns].to(narrow.dtype)).to(d_hidden.dtype))
+    if d_weight is None:
+        return
+    if narrow.dtype == d_weight.dtype:
+        d_weight[columns].addmm_(narrow.T, source.hidden)
+    else:
+        d_weight[columns] += narrow.T @ source.hidden

@@ -58,13 +58,16 @@ def load_policy(
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"model={name}: the directory holds no config.json; accepted: {ACCEPTED}")
         return TextPolicy.load(path, precision=precision, device=device)
-    near = difflib.get_close_matches(name, ["smollm2", *(f"scratch:{size}" for size in SIZES)], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(
+        name, ["smollm2", *(f"scratch:{size}" for size in SIZES)], n=1, cutoff=0.8
+    )
+    if near:
+        raise FileNotFoundError(f"model={name}: did you mean {near[0]!r}? Accepted: {ACCEPTED}")
     try:
         return TextPolicy.load(name, precision=precision, device=device)
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
-            f"model={name}: no such directory, and Hugging Face gave nothing of that name ({reason}).{hint} "
+            f"model={name}: no such directory, and Hugging Face gave nothing of that name ({reason}). "
             f"Accepted: {ACCEPTED}"
         ) from error

@@ -167,17 +167,22 @@ def attend_rows(
         query, key, value = query.float(), key.float(), value.float()
     parts = [call.layout.split(x[0].transpose(0, 1)) for x in (query, key, value)]
     attended = [
-        _attend(*(x.transpose(1, 2) for x in bucket), scaling, sliding_window, softcap).transpose(1, 2)
-        for bucket in zip(*parts)
+        _attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scaling, sliding_window, softcap)
+        for q, k, v in zip(*parts)
     ]
-    return call.layout.join(attended).to(dtype)[None], None
+    return call.layout.join([a.transpose(1, 2) for a in attended]).to(dtype)[None], None
 
 
 ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, attend_rows)
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, softcap: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """Causal attention [b, heads, L, D] within a window, with or without a soft cap."""
     length = query.shape[2]
@@ -210,7 +215,7 @@ class Trunk:
 
     def __init__(self, model: PreTrainedModel, path: str = "packed") -> None:
         self.model, self.path = model, path
-        self.module = getattr(model, model.base_model_prefix)
+        self.module: Any = getattr(model, model.base_model_prefix)
         self._accepts = inspect.signature(self.module.forward).parameters
 
     def __call__(self, input: Tensor, position: Tensor, row: Tensor) -> Tensor:
@@ -264,12 +269,14 @@ class Trunk:
             longest = tokens.shape[1]
             real = (torch.arange(longest)[None, :] < lengths[:, None]).to(input.device)
             padded = not bool((lengths == longest).all())
-            parts.append(self._run(tokens, position_ids=places, attention_mask=real.long() if padded else None))
+            parts.append(
+                self._run(tokens, position_ids=places, attention_mask=real.long() if padded else None)
+            )
         return layout.join(parts)
 
     def _run(self, input: Tensor, **arguments: Tensor | None) -> Tensor:
         name = "inputs_embeds" if input.is_floating_point() else "input_ids"
-        known = {k: v for k, v in arguments.items() if k in self._accepts and v is not None}
+        known: dict[str, Any] = {k: v for k, v in arguments.items() if k in self._accepts and v is not None}
         if "use_cache" in self._accepts:
             known["use_cache"] = False
         return self.module(**{name: input}, **known)[0]

@@ -8,6 +8,7 @@ added up in float32, and the model gets the masters rounded once after every ste
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ class MasterWeights:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
         self.pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        """The model's parameters with their masters."""
         for parameter in model.parameters():
             if parameter.requires_grad:
                 self.pairs.append((parameter, nn.Parameter(parameter.detach().float().clone())))
@@ -35,7 +37,11 @@ class MasterWeights:
 
     def of(self, parameter: nn.Parameter) -> nn.Parameter:
         """The master of a model's parameter; a frozen parameter is its own."""
-        return next((master for own, master in self.pairs if own is parameter), parameter)
+        return self._of.get(id(parameter), parameter)
+
+    @cached_property
+    def _of(self) -> dict[int, nn.Parameter]:
+        return {id(own): master for own, master in self.pairs}
 
     def collect(self) -> None:
         """Move the model's gradients into the masters', adding in float32."""

@@ -7,6 +7,7 @@ each faster way; the first that agrees is taken, and a model that needs a slower
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -49,13 +50,13 @@ def probe(model: PreTrainedModel) -> Probe:
     Raises:
         UnsupportedModel: No known head reproduces the logits, or no way to run it agrees with it.
     """
-    device = model.get_input_embeddings().weight.device
+    table = cast(torch.nn.Embedding, model.get_input_embeddings()).weight
+    device = table.device
     lengths = torch.tensor(_LENGTHS)
     row = torch.repeat_interleave(torch.arange(len(_LENGTHS)), lengths).to(device)
     position = torch.cat([torch.arange(length) for length in _LENGTHS]).to(device)
     generator = torch.Generator().manual_seed(0)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    ids = torch.randint(vocabulary, (len(row),), generator=generator).to(device)
+    ids = torch.randint(table.shape[0], (len(row),), generator=generator).to(device)
     with keep_float64(model.dtype):
         logits = torch.cat([model(input_ids=part[None]).logits[0] for part in ids.split(list(_LENGTHS))])
     alone = Trunk(model, "one_by_one")
@@ -86,7 +87,9 @@ def _logit_transform(model: PreTrainedModel, hidden: Tensor, logits: Tensor) -> 
     config = model.config.get_text_config()
     output = model.get_output_embeddings()
     if output is None:
-        raise UnsupportedModel(f"{type(model).__name__} has no output embeddings; accepted are causal language models")
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no output embeddings; accepted are causal language models"
+        )
     raw = torch.nn.functional.linear(hidden, output.weight, getattr(output, "bias", None)).to(logits.dtype)
     softcap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
     scales = [1.0, getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)]
@@ -97,7 +100,8 @@ def _logit_transform(model: PreTrainedModel, hidden: Tensor, logits: Tensor) -> 
             if _distance(made, logits) <= _tolerance(hidden.dtype):
                 return scale, cap
     raise UnsupportedModel(
-        f"{type(model).__name__}: its logits are not a scaled or soft-capped linear map of its last hidden state"
+        f"{type(model).__name__}: its logits are not a scaled or soft-capped linear map of its last "
+        "hidden state"
     )
 
 

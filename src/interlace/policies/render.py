@@ -34,9 +34,13 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, eos_ids: Sequence[int], chat: bool | None = None) -> None:
         if chat and not tokenizer.chat_template:
-            raise ValueError("chat=true: the tokenizer has no chat template; accepted are chat=none and chat=false")
+            raise ValueError(
+                "chat=true: the tokenizer has no chat template; accepted are chat=none and chat=false"
+            )
         if not eos_ids:
-            raise ValueError("eos_ids is empty: a completion could never end; the tokenizer needs an eos_token")
+            raise ValueError(
+                "eos_ids is empty: a completion could never end; the tokenizer needs an eos_token"
+            )
         self.tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids)
         self.chat = chat
@@ -58,7 +62,9 @@ class Renderer:
         else:
             ids = self._render(problem, _without_answer(messages), add_generation_prompt=True)
         if not ids:
-            raise RenderError(f"problem {problem.id!r}: the prompt is empty, so no token can be predicted from it")
+            raise RenderError(
+                f"problem {problem.id!r}: the prompt is empty, so no token can be predicted from it"
+            )
         return ids
 
     def demonstration_ids(self, problem: Problem) -> list[int]:
@@ -101,8 +107,8 @@ class Renderer:
         written = self.tokenizer.decode(answer[:end], clean_up_tokenization_spaces=False)
         if not written.rstrip().endswith(text.strip()):
             raise RenderError(
-                f"problem {problem.id!r}: up to the first end token the template writes {written[-40:]!r}, which "
-                "does not end with the demonstration; it holds an end token or the template rewrites it"
+                f"problem {problem.id!r}: up to the first end token the template writes {written[-40:]!r}, "
+                "which does not end with the demonstration; it holds an end token or the template rewrites it"
             )
         return answer[: end + 1]
 
@@ -129,7 +135,9 @@ class Renderer:
                 messages, add_generation_prompt=add_generation_prompt, tokenize=False
             )
         except Exception as error:
-            raise RenderError(f"problem {problem.id!r}: the chat template refuses its messages: {error}") from error
+            raise RenderError(
+                f"problem {problem.id!r}: the chat template refuses its messages: {error}"
+            ) from error
         return self._encode(problem, text)
 
     def _encode(self, problem: Problem, text: str) -> list[int]:
@@ -141,8 +149,8 @@ class Renderer:
             if not unknown:
                 raise
             raise RenderError(
-                f"problem {problem.id!r}: the tokenizer has no token for {''.join(unknown)!r}; accepted characters: "
-                f"{''.join(sorted(t for t in known if len(t) == 1))!r}"
+                f"problem {problem.id!r}: the tokenizer has no token for {''.join(unknown)!r}; accepted "
+                f"characters: {''.join(sorted(t for t in known if len(t) == 1))!r}"
             ) from error
 
 

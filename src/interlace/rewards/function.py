@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -69,6 +70,9 @@ def _resolve(target: str) -> Callable[[str, Problem], Any]:
 
 
 def _module(name: str) -> Any:
+    # Console scripts do not look for modules in the working directory; `python script.py` does.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -100,6 +104,4 @@ def _require_importable(function: Callable) -> None:
     try:
         pickle.dumps(function)
     except Exception as error:
-        raise ValueError(
-            f"reward {function!r} cannot be sent to a worker process ({error}); {advice}"
-        ) from error
+        raise ValueError(f"reward {function!r} cannot be sent to a worker ({error}); {advice}") from error

@@ -12,7 +12,9 @@ from interlace.tasks.answers import final_answer
 from interlace.types import Problem, Score, Verdict
 
 _TEXT = re.compile(r"(?:\\text\{)?([A-Za-z][A-Za-z' -]{2,})\}?")
+_SENTENCE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}[ ,:]")
 _FUNCTION = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|inf|infty|infinity|i)\b")
+_DELIMITED = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:[^\\]|\\(?![()]))+)\\\)")
 _MIXED = re.compile(r"([-+]?)\s*([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)")
 _SCIENTIFIC = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]+)")
 
@@ -79,16 +81,9 @@ def _one_line(answer: str) -> str:
 
 
 def _latex(text: str) -> str:
-    for left, right in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
-        inner = text[len(left) : len(text) - len(right)]
-        if (
-            len(text) > len(left + right)
-            and text.startswith(left)
-            and text.endswith(right)
-            and left not in inner
-        ):
-            text = inner.strip()
-    text = text.strip(" *`").removesuffix(".")
+    if match := _DELIMITED.fullmatch(text):
+        text = next(inner for inner in match.groups() if inner is not None).strip()
+    text = text.replace("\N{MINUS SIGN}", "-").strip(" *`").removesuffix(".")
     if match := _MIXED.fullmatch(text):
         sign, whole, above, below = match.groups()
         return f"{sign}{whole}\\frac{{{above}}}{{{below}}}"
@@ -122,8 +117,9 @@ def _parse(text: str) -> list:
 
 
 def _parse_marked(answer: str) -> list:
-    """A marked answer is read whole; one in words ("the result is 5") by its last formula."""
-    return _parse(f"\\boxed{{{_latex(answer)}}}") or _parse(answer)
+    """A marked answer is one formula; if it is a sentence ("it is 5"), its last formula counts too."""
+    parsed = _parse(f"\\boxed{{{_latex(answer)}}}")
+    return parsed + _parse(answer) if _SENTENCE.search(answer) else parsed
 
 
 def _verify(gold: list, said: list) -> bool:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 from interlace.rewards.base import unscorable
-from interlace.tasks.answers import final_answer
+from interlace.tasks.answers import final_answer, last_match
 from interlace.types import Problem, Score, Verdict
 
 
@@ -79,7 +79,7 @@ class Numeric:
         said = last_number(completion)
         if said is None:
             return _judged("numeric", False, None)
-        margin = Fraction(self.tolerance) * max(abs(gold), 1)
+        margin = Fraction(self.tolerance) * max(abs(gold), Fraction(1))
         return _judged("numeric", abs(said - gold) <= margin, _shown(said))
 
 
@@ -87,9 +87,7 @@ def last_number(text: str) -> Fraction | None:
     """The last number of the final answer of a text, or else of the whole text; exact."""
     said = final_answer(text)
     for part in (said, text):
-        last = None
-        for last in NUMBER.finditer(part or ""):
-            pass
+        last = last_match(NUMBER, part or "")
         if last is not None:
             return _exact(last.group())
     return None

@@ -15,7 +15,6 @@ import queue
 import select
 import signal
 import socket
-import sys
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
@@ -36,13 +35,12 @@ def nursery(control_fd: int) -> None:
     os.dup2(2, 1)  # what rewards print must not mix with the trainer's own output
     control = socket.socket(fileno=control_fd)
     channel = Connection(os.dup(control_fd))
-    sys.path[:], reward_bytes = channel.recv()
     try:
-        reward = pickle.loads(reward_bytes)
+        reward = pickle.loads(channel.recv_bytes())
         prepare(reward)
     except BaseException as error:
         channel.send(f"{type(error).__name__}: {error}")
-        return
+        os._exit(1)
     channel.send("")
     channel.close()
     while True:
@@ -63,6 +61,7 @@ def nursery(control_fd: int) -> None:
         os.close(descriptors[0])
         control.sendall(pid.to_bytes(8, "big"))
     _reap(0)
+    os._exit(0)  # an orderly end of the interpreter takes seconds when large libraries are loaded
 
 
 def _reap(options: int) -> None:

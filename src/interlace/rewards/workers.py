@@ -15,7 +15,6 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 from interlace.rewards.base import Reward, unscorable
 from interlace.rewards.worker import FORK, from_wire, judge
@@ -24,7 +23,7 @@ from interlace.types import Problem, Score, Verdict
 START_SECONDS = 300.0
 """How long the nursery may take to load a reward (imports included)."""
 
-_BOOT = "import sys; sys.path[:0] = {path!r}; from interlace.rewards.worker import nursery; nursery({fd})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from interlace.rewards.worker import nursery; nursery({fd})"
 
 
 class Scorer:
@@ -171,7 +170,7 @@ class _Pool:
             return
         nearest = min(worker.deadline for worker in self.busy.values())
         for channel in wait(list(self.busy), max(0.0, nearest - time.monotonic())):
-            worker = self.busy.pop(channel)  # type: ignore[arg-type]
+            worker = self.busy.pop(channel)  # type: ignore[call-overload]
             try:
                 scores[worker.row] = from_wire(worker.channel.recv())
                 self.idle.append(worker)
@@ -200,7 +199,7 @@ class _Pool:
         return worker
 
     def _start_nursery(self) -> None:
-        self.close()
+        self._close_nursery()
         ours, theirs = socket.socketpair()
         code = _BOOT.format(path=sys.path, fd=theirs.fileno())
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -213,12 +212,12 @@ class _Pool:
         )
         theirs.close()
         self.control = ours
+        problem = f"not within {START_SECONDS:g} s"
         with contextlib.closing(Connection(os.dup(ours.fileno()))) as channel:
-            channel.send((sys.path, self.reward))
             try:
-                problem: Any = (
-                    channel.recv() if channel.poll(START_SECONDS) else f"not within {START_SECONDS:g} s"
-                )
+                channel.send_bytes(self.reward)
+                if channel.poll(START_SECONDS):
+                    problem = channel.recv()
             except (EOFError, OSError):
                 problem = "the process died"
         if problem:
@@ -230,6 +229,9 @@ class _Pool:
             worker.kill()
         self.idle.clear()
         self.busy.clear()
+        self._close_nursery()
+
+    def _close_nursery(self) -> None:
         if self.control is not None:
             self.control.close()
             self.control = None

@@ -151,7 +151,7 @@ class GenericDecoder(_TransformersDecoder):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         config = model.config.get_text_config()  # type: ignore[operator, union-attr]
-        self._tape = Tape(config.num_hidden_layers, self.device)
+        self._tape = Tape(config.num_hidden_layers, self.device, self.dtype)
         self._cache = _TapeCache(self._tape)
 
     def open(self, rows: int, longest_prompt: int, columns: int) -> None:
@@ -172,7 +172,7 @@ class GenericDecoder(_TransformersDecoder):
     def step(self, tokens: Tensor) -> Tensor:
         tape = self._tape
         tape.make_room()
-        mask = None if tape.aligned else tape.mask[: tape.count, tape.start : tape.head + 1].long()
+        mask = None if tape.aligned else (tape.bias[: tape.count, tape.start : tape.head + 1] == 0).long()
         positions = tape.positions[:, None]
         logits, _ = self._forward(tokens[:, None], self._cache, attention_mask=mask, position_ids=positions)
         tape.head += 1

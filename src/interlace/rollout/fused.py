@@ -76,13 +76,13 @@ class FusedDecoder:
         self.device, self.dtype = weight.device, dtype or weight.dtype
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim, self._scale = attention.head_dim, attention.scaling
-        self._eps = config.rms_norm_eps
+        self._eps = torch.tensor([config.rms_norm_eps], device=self.device)
         self._windows = [_window(config, layer) for layer in base.model.layers]
         self._activation = base.model.layers[0].mlp.act_fn
         half = torch.arange(self._dim).view(2, -1)
         self._interleave = half.t().reshape(-1).to(self.device)
         self._turns = torch.empty(0, device=self.device)
-        self._tape = Tape(len(base.model.layers), self.device)
+        self._tape = Tape(len(base.model.layers), self.device, self.dtype)
         self._layers: list[_Layer] = []
         self.refresh()
 
@@ -113,27 +113,21 @@ class FusedDecoder:
         return torch.cat(logits)
 
     def step(self, tokens: Tensor) -> Tensor:
-        tape, group = self._tape, self._heads // self._kv_heads
+        tape = self._tape
         tape.make_room()
         start, end = tape.start, tape.head + 1
-        mask = None if tape.aligned else tape.mask[: tape.count, None, None, :end]
+        bias = None if tape.aligned else tape.bias[: tape.count, None, None, :end]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             tape.append(layer, key, value)
             window = self._windows[layer]
             begin = start if window is None else max(start, end - window)
             keys, values = tape.read(layer, begin, end)
-            out = F.scaled_dot_product_attention(
-                query.view(len(query), self._kv_heads, group, self._dim),
-                keys,
-                values,
-                None if mask is None else mask[..., begin:],
-                scale=self._scale,
-            )
-            return out.reshape(len(query), -1)
+            query = query.unflatten(1, (self._kv_heads, -1))
+            added = None if bias is None else bias[..., begin:]
+            return _attention(query, keys, values, added, self._scale).reshape(len(query), -1)
 
-        x = self._embed(tokens)
-        x = self._run(x, self._turns[tape.positions][:, None], attend)
+        x = self._run(self._embed(tokens), self._turns[tape.positions][:, None], attend)
         tape.head += 1
         return self._logits(x)
 
@@ -180,8 +174,7 @@ class FusedDecoder:
             qk, value = qkv[:, :turned], qkv[:, turned:]
             if layer.head_scale is not None:
                 qk = self._normed(qk) * layer.head_scale
-            pairs = qk.to(turns.real.dtype).unflatten(-1, (-1, 2))
-            qk = torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2).to(x.dtype)
+            qk = _turned(qk, turns)
             attended = attend(i, qk[:, : self._heads], qk[:, self._heads :], value)
             x = _add_linear(x, attended, layer.out, layer.out_bias)
             gate, up = F.linear(self._normed(x), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
@@ -198,7 +191,8 @@ class FusedDecoder:
         """Root-mean-square norm over the last axis, without its weight, in float32 like the models'."""
         y = x.float()
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-        return (y * (norm.square_().div_(x.shape[-1]).add_(self._eps).rsqrt_())).to(x.dtype)
+        inverse = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return (y * inverse).to(x.dtype)
 
     def _rotations(self, columns: int) -> Tensor:
         """Complex [columns, dim / 2]: the model's own rotary embedding of each position."""
@@ -261,9 +255,32 @@ def _plain_weight(module: Any, kind: type[nn.Module]) -> Tensor:
     return weight.detach()
 
 
+def _attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Attention of each row's one new token: query [rows, kv_heads, group, dim], same for the result."""
+    if query.device.type != "cpu" or query.dtype.itemsize == 2:
+        return F.scaled_dot_product_attention(query, keys, values, bias, scale=scale)
+    # In full precision on a CPU two batched products beat the fused kernel by a quarter.
+    rows, heads, columns = keys.shape[:3]
+    if bias is None:
+        bias = query.new_zeros(1)
+    else:
+        bias = bias.expand(rows, heads, 1, columns).reshape(rows * heads, 1, columns)
+    scores = torch.baddbmm(bias, query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2), alpha=scale)
+    return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(query.shape)
+
+
+def _turned(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotary embedding of [N, heads, dim] (in place where the precision allows), `turns` [N, 1, dim / 2]."""
+    pairs = x.unflatten(-1, (-1, 2))
+    if x.dtype == turns.real.dtype:
+        torch.view_as_complex(pairs).mul_(turns)
+        return x
+    return torch.view_as_real(torch.view_as_complex(pairs.float()) * turns).flatten(-2).to(x.dtype)
+
+
 def _add_linear(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out = torch.addmm(residual, x, weight.t())
-    return out if bias is None else out.add_(bias)
+    residual.addmm_(x, weight.t())
+    return residual if bias is None else residual.add_(bias)
 
 
 def _window(config: Any, layer: Any) -> int | None:

@@ -144,7 +144,9 @@ class LocalEngine:
         """Sample the next token of each row and notice which rows that ends."""
         keys = torch.tensor([row.key for row in rows], device=self.device)
         positions = torch.tensor([row.offset + len(row.ids) for row in rows], device=self.device)
-        knobs = {name: _shared([getattr(row.sampling, name) for row in rows], self.device) for name in _KNOBS}
+        knobs: dict[str, Any] = {
+            name: _shared([getattr(row.sampling, name) for row in rows], self.device) for name in _KNOBS
+        }
         ids, logp = draw(logits, uniforms_at(keys, positions), **knobs)
         new_logp = logp.tolist()
         if not math.isfinite(sum(new_logp)):

@@ -21,24 +21,24 @@ class Tape:
 
     Args:
         layers: Number of layers.
-        device: Where the keys live.
+        device, dtype: Where the keys live and what they are made of.
 
     Attributes:
         count: Rows in flight (they are rows 0 .. count - 1 of the buffers).
         head: The column that the next token writes.
         first: For each row in flight its first column.
-        mask: bool [rows, columns], false before a row's first column.
+        bias: [rows, columns], minus infinity before a row's first column, else 0.
     """
 
-    def __init__(self, layers: int, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, layers: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
         self.keys: list[Tensor | None] = [None] * layers
         self.values: list[Tensor | None] = [None] * layers
         self.count = 0
         self.head = 0
         self.first: list[int] = []
         self._rows = self._columns = self._limit = self._longest_prompt = 0
-        self.mask = torch.ones(0, 0, dtype=torch.bool, device=device)
+        self.bias = torch.zeros(0, 0, device=device, dtype=dtype)
         self._first = torch.zeros(0, dtype=torch.int64, device=device)
 
     @property
@@ -64,7 +64,7 @@ class Tape:
         if not rows <= self._rows <= 2 * rows or columns > self._columns:
             self.close()
             self._rows, self._columns = rows, columns
-            self.mask = torch.ones(rows, columns, dtype=torch.bool, device=self.device)
+            self.bias = torch.zeros(rows, columns, device=self.device, dtype=self.dtype)
             self._first = torch.zeros(rows, dtype=torch.int64, device=self.device)
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Tape:
             start = min(self.first)
             for buffer in self._buffers():
                 buffer[to, :, start : self.head] = buffer[source, :, start : self.head]
-            self.mask[to] = self.mask[source]
+            self.bias[to] = self.bias[source]
             self._first[to] = self._first[source]
 
     def _buffers(self) -> list[Tensor]:
@@ -161,7 +161,8 @@ class Tape:
     def _mark(self, begin: int) -> None:
         first = torch.tensor(self.first[begin:], device=self.device)
         self._first[begin : self.count] = first
-        self.mask[begin : self.count] = torch.arange(self._columns, device=self.device) >= first[:, None]
+        before = torch.arange(self._columns, device=self.device) < first[:, None]
+        self.bias[begin : self.count] = before.to(self.dtype).masked_fill_(before, -torch.inf)
 
     def _slide(self, by: int) -> None:
         start = self.start
@@ -182,5 +183,5 @@ class Tape:
                 larger[: self.count, :, : self.head] = buffer[: self.count, :, : self.head]
                 buffers[layer] = larger
         self._columns = columns
-        self.mask = torch.ones(self._rows, columns, dtype=torch.bool, device=self.device)
+        self.bias = torch.zeros(self._rows, columns, device=self.device, dtype=self.dtype)
         self._mark(0)

@@ -78,6 +78,8 @@ def load_task(spec: str, **knobs: Any) -> Task:
     name, inline = _parse(spec)
     given = {**inline, **knobs}
     if name.endswith(FILE_ENDINGS):
+        if "reward" in given:
+            given["default_reward"] = given.pop("reward")
         return _construct(FileTask, name, given, path=name)
     if name in BUILT_IN:
         return _construct(BUILT_IN[name], name, given)

@@ -26,10 +26,14 @@ def final_answer(text: str) -> str | None:
     _, mark, after = text.rpartition("####")
     if mark:
         return after.strip().partition("\n")[0].strip()
-    last = None
-    for last in _ANSWER_WORD.finditer(text):
-        pass
+    last = last_match(_ANSWER_WORD, text)
     return None if last is None else text[last.end() :].strip()
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last of a pattern's matches."""
+    *_, last = [None, *pattern.finditer(text)]
+    return last
 
 
 def last_boxed(text: str) -> str | None:

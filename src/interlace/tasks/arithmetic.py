@@ -35,8 +35,8 @@ class Arithmetic(PuzzleTask):
         style: `compact` or `text`.
     """
 
-    name: ClassVar[str] = "arithmetic"
-    summary: ClassVar[str] = "compute a chain of whole numbers step by step"
+    name = "arithmetic"
+    summary = "compute a chain of whole numbers step by step"
 
     operands: int = 3
     digits: int = 2

@@ -13,7 +13,7 @@ import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from interlace.types import Problem, Score, Verdict
 
@@ -87,11 +87,13 @@ class Task:
         name: What it is called in specs, ids and reports.
         summary: One line for listings.
         system: A system message that a chat model may be given, or `None`.
+        max_new_tokens: A sensible limit for answers, or `None` if it knows none.
     """
 
     name: str
     summary: str
     system: str | None = None
+    max_new_tokens: int | None = None
 
     @property
     def alphabet(self) -> str | None:
@@ -120,6 +122,11 @@ class Task:
         """
         raise NotImplementedError
 
+    def count(self, split: str = "train") -> int | None:
+        """How many distinct problems a split holds, or `None` if they are too many to list."""
+        self._require_split(split)
+        return None
+
     def _require_split(self, split: str) -> None:
         if split not in self.splits:
             raise ValueError(
@@ -132,12 +139,10 @@ class Task:
 class PuzzleTask(Task):
     """A built-in task: knobs are the fields, problems are made, solved and split by canonical key.
 
-    A subclass gives `space` (all keys, where they can be listed) or `draw` (one random key), and
-    `write`, which turns a key into a problem with shuffled surface order and a worked solution.
+    A subclass gives `name` and `summary` (class attributes without annotation, so no fields), `space`
+    (all keys, where they can be listed) or `draw` (one random key), and `write`, which turns a key into
+    a problem with shuffled surface order and a worked solution.
     """
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
 
     def ood(self) -> Mapping[str, PuzzleTask]:
         """Out-of-distribution variants by split name; the first one is also called `ood`."""
@@ -156,6 +161,15 @@ class PuzzleTask(Task):
         raise NotImplementedError
 
     @property
+    def max_new_tokens(self) -> int | None:  # type: ignore[override]
+        """Twice the longest of a few demonstrations, one token a character; 512 for English text."""
+        if self.alphabet is None:
+            return 512
+        count = self.count("train")
+        few = self.problems("train", 32 if count is None else min(32, count))
+        return 2 * max((len(p.demonstration or "") for p in few), default=32)
+
+    @property
     def splits(self) -> tuple[str, ...]:
         ood = tuple(self.ood())
         return ("train", "validation", "test", *(("ood",) if ood else ()), *ood)
@@ -169,7 +183,6 @@ class PuzzleTask(Task):
         return [replace(p, meta={**p.meta, "split": split}) for p in made]
 
     def count(self, split: str = "train") -> int | None:
-        """How many distinct problems a split holds, or `None` if they are too many to list."""
         source, part, _ = self._source(split)
         return None if source.space() is None else len(_keys(source, part))
 

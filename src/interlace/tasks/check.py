@@ -57,14 +57,10 @@ class CheckReport:
         counts = ", ".join(f"{what} {n - failed[what]}/{n}" for what, n in self.checked.items() if n)
         lines = [f"verifier self-check of {self.problems} problems: {counts or 'nothing to check'}"]
         if self.unchecked:
-            lines.append(
-                f"{self.unchecked} problems have neither answer, completion nor demonstration to check"
-            )
+            lines.append(f"{self.unchecked} problems have nothing to check the verifier with")
         for f in self.failures[:shown]:
-            lines.append(
-                f"  row {f.index} ({f.id}): {f.what}: {f.verdict.value}"
-                + (f", {f.reason}" if f.reason else "")
-            )
+            because = f", {f.reason}" if f.reason else ""
+            lines.append(f"  row {f.index} ({f.id}): {f.what}: {f.verdict.value}{because}")
         if len(self.failures) > shown:
             lines.append(f"  and {len(self.failures) - shown} more")
         return "\n".join(lines)

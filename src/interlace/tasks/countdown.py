@@ -42,8 +42,8 @@ class Countdown(PuzzleTask):
         style: `compact` or `text`.
     """
 
-    name: ClassVar[str] = "countdown"
-    summary: ClassVar[str] = "reach a target with every given number used exactly once"
+    name = "countdown"
+    summary = "reach a target with every given number used exactly once"
 
     numbers: int = 3
     low: int = 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from interlace.tasks.base import Reward, Task, nearest, require, split_of, stable_hash
+from interlace.tasks.base import Task, nearest, require, split_of, stable_hash
 from interlace.types import Problem
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ class FileTask(Task):
 
     Attributes:
         path: File ending in .jsonl (one row per line) or .json (a list of rows); UTF-8.
-        reward: Verifier of rows without their own, for `interlace.rewards.load_reward`.
+        default_reward: Verifier of rows without their own, a spec for `interlace.rewards.load_reward`.
         prompt_key, answer_key, demonstration_key: Columns to read instead of the usual names.
         validation, test: Shares held out where there is no `split` column.
 
@@ -59,7 +59,7 @@ class FileTask(Task):
     """
 
     path: str
-    reward: Reward | str = "math"  # type: ignore[assignment]
+    default_reward: str = "math"
     prompt_key: str = ""
     answer_key: str = ""
     demonstration_key: str = ""
@@ -82,6 +82,12 @@ class FileTask(Task):
         return f"rows of {self.path}"
 
     @property
+    def reward(self) -> str:
+        rows = (p for problems in self._rows.values() for p in problems)
+        own = any(isinstance(p.meta.get("reward"), str) for p in rows)
+        return f"row:{self.default_reward}" if own else self.default_reward
+
+    @property
     def splits(self) -> tuple[str, ...]:
         usual = ("train", "validation", "test")
         return (*usual, *(s for s in self._rows if s not in usual))
@@ -90,13 +96,16 @@ class FileTask(Task):
         split = SPLIT_NAMES.get(split, split)
         self._require_split(split)
         rows = list(self._rows.get(split, ()))
-        if (n is not None and n > len(rows)) or not rows:
+        if n is not None and n > len(rows):
             held = ", ".join(f"{name} {len(self._rows.get(name, ()))}" for name in self.splits)
-            raise ValueError(
-                f"{self.path}: split {split!r} has {len(rows)} rows, n={n}; rows by split: {held}"
-            )
+            raise ValueError(f"{self.path}: n={n}, but {split!r} has {len(rows)} rows; by split: {held}")
         Random(f"{self.name}|{split}|{seed}").shuffle(rows)
         return rows[:n]
+
+    def count(self, split: str = "train") -> int | None:
+        split = SPLIT_NAMES.get(split, split)
+        self._require_split(split)
+        return len(self._rows.get(split, ()))
 
     @cached_property
     def _rows(self) -> dict[str, list[Problem]]:
@@ -113,33 +122,14 @@ class FileTask(Task):
         where = f"{self.path}, {where}"
         if not isinstance(row, dict):
             raise ValueError(f"{where}: a row must be a JSON object, not {type(row).__name__}")
+        columns = {field: self._column(where, row, field) for field in ALIASES}
+        prompt: str | list[dict[str, str]]
         if "messages" in row and not self.prompt_key:
+            columns.update(prompt="messages", demonstration="")
             prompt, demonstration = _split_messages(where, row["messages"])
-            used = {"messages"}
         else:
-            prompt, demonstration, used = None, None, set()
-        chosen = {}
-        keys = {"prompt": self.prompt_key, "answer": self.answer_key, "demonstration": self.demonstration_key}
-        for field, aliases in ALIASES.items():
-            if key := keys.get(field):
-                if key not in row:
-                    raise ValueError(f"{where}: no column {key!r}{nearest(key, row)}; it has {_columns(row)}")
-            else:
-                key = next((a for a in aliases if row.get(a) is not None and a not in used), "")
-            if key:
-                chosen[field] = row[key]
-                used.add(key)
-        if prompt is None:
-            if "prompt" not in chosen:
-                raise ValueError(
-                    f"{where}: no prompt; accepted columns: {', '.join(ALIASES['prompt'])} or messages; "
-                    f"it has {_columns(row)}"
-                )
-            prompt = _prompt(where, chosen["prompt"])
-            if "instruction" in used and isinstance(row.get("input"), str) and row["input"].strip():
-                prompt = f"{prompt}\n\n{row['input']}"
-                used.add("input")
-            demonstration = _text(where, "demonstration", chosen.get("demonstration"))
+            prompt = _prompt(where, row, columns["prompt"])
+            demonstration = _text(where, row, columns["demonstration"])
         key = canonical_text(prompt)
         split = row.get("split")
         if split is None:
@@ -147,20 +137,31 @@ class FileTask(Task):
         elif not isinstance(split, str) or not split:
             raise ValueError(f"{where}: split must be a name, not {split!r}")
         identity = row.get("id")
-        special = {"id", "split"} | used
+        fields = {"id", "split", *columns.values()}
         return Problem(
-            id=str(identity) if identity is not None else f"{self.name}:{index}",
+            id=f"{self.name}:{index}" if identity is None else str(identity),
             prompt=prompt,
-            answer=chosen.get("answer"),
-            completion=_text(where, "completion", chosen.get("completion")),
+            answer=row.get(columns["answer"]),
+            completion=_text(where, row, columns["completion"]),
             demonstration=demonstration,
             task=self.name,
             meta={
-                **{k: v for k, v in row.items() if k not in special},
+                **{k: v for k, v in row.items() if k not in fields},
                 "key": f"{stable_hash(key):016x}",
                 "split": SPLIT_NAMES.get(split, split),
             },
         )
+
+    def _column(self, where: str, row: Mapping[str, Any], field: str) -> str:
+        """The column of a row that is read as a field; empty if there is none."""
+        chosen = {
+            "prompt": self.prompt_key,
+            "answer": self.answer_key,
+            "demonstration": self.demonstration_key,
+        }.get(field)
+        if chosen and chosen not in row:
+            raise ValueError(f"{where}: no column {chosen!r}{nearest(chosen, row)}; it has {_columns(row)}")
+        return chosen or next((alias for alias in ALIASES[field] if row.get(alias) is not None), "")
 
 
 def canonical_text(prompt: str | Sequence[Mapping[str, str]]) -> str:
@@ -201,25 +202,33 @@ def _columns(row: Mapping[str, Any]) -> str:
     return ", ".join(map(repr, row)) or "no columns"
 
 
-def _text(where: str, field: str, value: Any) -> str | None:
+def _text(where: str, row: Mapping[str, Any], column: str) -> str | None:
+    value = row.get(column)
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+    if isinstance(value, list) and len(value) == 1:
         return _messages(where, value)[0]["content"]
-    raise ValueError(f"{where}: {field} must be text, not {type(value).__name__}")
+    raise ValueError(f"{where}: {column!r} must be text, not {type(value).__name__}")
 
 
-def _prompt(where: str, value: Any) -> str | list[dict[str, str]]:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError(f"{where}: the prompt must be text or chat messages, not {type(value).__name__}")
-    messages = _messages(where, value)
-    if messages[-1]["role"] != "user":
+def _prompt(where: str, row: Mapping[str, Any], column: str) -> str | list[dict[str, str]]:
+    if not column:
         raise ValueError(
-            f"{where}: the prompt's last message must be the user's, not {messages[-1]['role']!r}"
+            f"{where}: no prompt; accepted columns: {', '.join(ALIASES['prompt'])}, messages; "
+            f"it has {_columns(row)}"
         )
-    return messages
+    value = row[column]
+    if isinstance(value, list):
+        messages = _messages(where, value)
+        if messages[-1]["role"] != "user":
+            role = messages[-1]["role"]
+            raise ValueError(f"{where}: the prompt must end with the user's message, not {role!r}")
+        return messages
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise ValueError(f"{where}: {column!r} must be text or chat messages, not {kind}")
+    extra = row.get("input")
+    return f"{value}\n\n{extra}" if column == "instruction" and isinstance(extra, str) and extra else value
 
 
 def _messages(where: str, value: Any) -> list[dict[str, str]]:
@@ -228,10 +237,9 @@ def _messages(where: str, value: Any) -> list[dict[str, str]]:
     for i, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise ValueError(f"{where}: message {i} must be an object with texts `role` and `content`")
-        if message.get("role") not in ROLES:
-            raise ValueError(
-                f"{where}: message {i} has role {message.get('role')!r}; accepted: {', '.join(ROLES)}"
-            )
+        role = message.get("role")
+        if role not in ROLES:
+            raise ValueError(f"{where}: message {i} has role {role!r}; accepted: {', '.join(ROLES)}")
     return [{"role": m["role"], "content": m["content"]} for m in value]
 
 
@@ -239,18 +247,14 @@ def _split_messages(where: str, value: Any) -> tuple[list[dict[str, str]], str |
     messages = _messages(where, value)
     demonstration = messages.pop()["content"] if messages[-1]["role"] == "assistant" else None
     if not messages or messages[-1]["role"] != "user":
-        raise ValueError(
-            f"{where}: messages must end with the user's turn, or the user's and the assistant's"
-        )
+        raise ValueError(f"{where}: messages must end with a user's turn, or with the assistant's reply")
     return messages, demonstration
 
 
 def _require_distinct_ids(path: str, problems: Sequence[Problem]) -> None:
     repeated = [identity for identity, count in Counter(p.id for p in problems).items() if count > 1]
     if repeated:
-        raise ValueError(
-            f"{path}: {len(repeated)} ids stand on more than one row, the first is {repeated[0]!r}"
-        )
+        raise ValueError(f"{path}: {len(repeated)} ids stand on several rows, first {repeated[0]!r}")
 
 
 def _without_leaks(path: str, splits: dict[str, list[Problem]]) -> dict[str, list[Problem]]:

@@ -58,8 +58,8 @@ class GeneralPoints(PuzzleTask):
         [042] arXiv 2501.17161.
     """
 
-    name: ClassVar[str] = "general_points"
-    summary: ClassVar[str] = "make 24 out of four cards under a rule for face cards (graded verifier)"
+    name = "general_points"
+    summary = "make 24 out of four cards under a rule for face cards (graded verifier)"
 
     cards: int = 4
     target: int = 24
@@ -188,7 +188,7 @@ def solvable(numbers: tuple[int, ...], target: Fraction) -> bool:
 @lru_cache(maxsize=50_000)
 def _partitions(numbers: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     """Ways to cut sorted numbers in two, the smaller part first."""
-    cuts = {}
+    cuts: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
     for size in range(1, len(numbers) // 2 + 1):
         for chosen in itertools.combinations(range(len(numbers)), size):
             left = tuple(numbers[i] for i in chosen)

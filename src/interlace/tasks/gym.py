@@ -90,6 +90,7 @@ class GymTask(Task):
     """
 
     system = "Think step by step, then give only the final answer inside <answer></answer> tags."
+    max_new_tokens = 512
     splits: ClassVar[tuple[str, ...]] = ("train", "validation", "test")  # type: ignore[assignment]
 
     def __init__(self, dataset: str, partial: bool = False, **settings: Any) -> None:
@@ -129,8 +130,8 @@ class GymTask(Task):
                 vain = 0
         if len(found) < n:
             raise ValueError(
-                f"{self.name}: n={n}, but only {len(found)} distinct problems of split {split!r} were "
-                f"found with {self.settings or 'default knobs'}; ask for at most {len(found)} or widen the knobs"
+                f"{self.name}: n={n}, but only {len(found)} distinct problems of split {split!r} were found "
+                f"with {self.settings or 'default knobs'}; ask for fewer or widen the knobs"
             )
         return list(found.values())
 

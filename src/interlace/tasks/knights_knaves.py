@@ -44,8 +44,8 @@ class KnightsKnaves(PuzzleTask):
         style: `compact` or `text`.
     """
 
-    name: ClassVar[str] = "knights_knaves"
-    summary: ClassVar[str] = "who is a knight and who is a knave, with a trace of refuted assignments"
+    name = "knights_knaves"
+    summary = "who is a knight and who is a knave, with a trace of refuted assignments"
 
     people: int = 3
     kinds: str = KINDS
@@ -229,10 +229,8 @@ def _argued(puzzle: Key, solution: str) -> str:
     lines = []
     for assignment, who in _refuted(puzzle, solution):
         truth = "true" if _holds(puzzle[who], assignment) else "false"
-        kind = _KIND[int(assignment[who])]
-        lines.append(
-            f"Suppose {_everybody(assignment)}: {PEOPLE[who]} is {kind}, but says something {truth}."
-        )
+        kind, name = _KIND[int(assignment[who])], PEOPLE[who]
+        lines.append(f"Suppose {_everybody(assignment)}: {name} is {kind}, but says something {truth}.")
     lines.append(f"Suppose {_everybody(solution)}: every statement fits.")
     return "\n".join([*lines, f"Answer: {_everybody(solution)}"])
 
@@ -257,9 +255,8 @@ class KnightsKnavesReward:
             said = final_answer(completion)
             claims = set(_CLAIM.findall(completion if said is None else said.partition("\n")[0]))
             truth = {(PEOPLE[i], ("knave", "knight")[int(x)]) for i, x in enumerate(solution)}
-            return judged(
-                claims == truth, "".join(sorted(f"{p}{'1' if k == 'knight' else '0'}" for p, k in claims))
-            )
+            read = "".join(sorted(f"{p}{int(kind == 'knight')}" for p, kind in claims))
+            return judged(claims == truth, read)
         *trace, last = completion.strip().split(",")
         correct = last == solution
         if correct and self.check == "trace":

@@ -37,6 +37,10 @@ from interlace.types import (
 VERDICT_CODES = {Verdict.PASS: 1, Verdict.FAIL: 0, Verdict.UNSCORABLE: -1, None: 2}
 
 
+ROW_EXTRAS = ("class_weight", "class_reward", "role", "mix_lambda", "token_reward")
+"""Columns of the data that methods read from `Trajectory.extra`."""
+
+
 class Renderer(Protocol):
     """Turns problems into ids and ids into text (`policies/render.py`)."""
 
@@ -104,7 +108,19 @@ class Rollouts:
         prompt = self.renderer.prompt_ids(problem)
         ids = self.renderer.demonstration_ids(problem)
         source = [Source.PROMPT] * len(prompt) + [Source.DEMO] * len(ids)
-        return Trajectory(row, prompt + ids, source, group, problem, finish=Finish.STOP)
+        given = problem.meta.get("behaviour_logp")
+        behaviour = None
+        if given is not None:
+            if len(given) != len(ids):
+                raise ValueError(
+                    f"problem {problem.id}: behaviour_logp has {len(given)} numbers, its demonstration has "
+                    f"{len(ids)} tokens (end-of-sequence included); they must agree"
+                )
+            behaviour = [math.nan] * len(prompt) + list(given)
+        extra = {key: problem.meta[key] for key in ROW_EXTRAS if key in problem.meta}
+        return Trajectory(
+            row, prompt + ids, source, group, problem, behaviour, finish=Finish.STOP, extra=extra
+        )
 
     def score(self, rows: Sequence[Trajectory]) -> None:
         """Fill in reward, verdict and parts from the decoded responses."""
@@ -175,13 +191,14 @@ def collect(
     step: int,
     group_size: int,
     feed: Feed | None = None,
-    demonstrations: Sequence[Problem] = (),
+    demonstrations: Sequence[Problem | Trajectory] = (),
 ) -> Collected:
     """Run a method's sampler over the problems of one step, then append rows of the demonstration feed.
 
     Args:
         feed: Where a sampler draws further problems from, every problem at most once in a step.
-        demonstrations: Problems whose demonstrations are trained beside the rollouts, each its own group.
+        demonstrations: Problems whose demonstrations are trained beside the rollouts, each its own group, or
+            rows made before (`as_demonstration`), whose groups are kept.
     """
     used = 0
     drawn = len(problems)
@@ -220,8 +237,11 @@ def collect(
                 requests = generator.send(groups)
         except StopIteration as done:
             rows = done.value
-    for i, problem in enumerate(demonstrations):
-        rows.append(rollouts.demonstration(problem, used + i, f"demonstration#{i}"))
+    for i, item in enumerate(demonstrations):
+        if isinstance(item, Trajectory):
+            rows.append(replace(item, row=used + i))
+        else:
+            rows.append(rollouts.demonstration(item, used + i, f"demonstration#{i}"))
     return Collected(rows, dict(collector.notes))
 
 
@@ -243,7 +263,7 @@ def pack(rows: Iterable[Trajectory], completion_limit: int | None = None) -> Bat
     for r, row in enumerate(rows):
         start = len(inputs)
         length = len(row.ids)
-        inputs.extend(row.ids[: length - 1])
+        inputs.extend((row.ids if row.inputs is None else row.inputs)[: length - 1])
         positions.extend(range(length - 1))
         slot_rows.extend([r] * (length - 1))
         span_of = {t: SPANS.index(name) for a, b, name in row.span for t in range(a, b)}
@@ -346,6 +366,33 @@ def annotate(
                 for name, value in values.items():
                     found[name][index] = value
     return batch.with_arrays(**found)
+
+
+def mix_inputs(batch: Batch, policy: Policy, share: float, micro_batch_tokens: int) -> Batch:
+    """Mix into the input embedding of every demonstration token the model's own likeliest token there.
+
+    Where a slot's input is itself a demonstration token (it was predicted one slot earlier), its second
+    input is the greedy prediction from the unmixed prefix, with weight `share`.
+
+    Reference:
+        IFT (arXiv 2405.11870): temporal residual connection.
+    """
+    if share == 0 or batch.slots is None:
+        return batch
+    s = batch.slots
+    predicted = torch.zeros(batch.n_decisions, dtype=torch.int64)
+    for micro in plan(row_tokens(batch).tolist(), micro_batch_tokens):
+        chosen = torch.tensor(micro, dtype=torch.int64)
+        found = policy.score(batch.subset(chosen), ("argmax",), grad=False)["argmax"]
+        predicted[batch.decisions_of(chosen)] = found.long().cpu()
+    demo = batch.is_source("demo")
+    after = s.slot[demo] + 1
+    inside = after < s.input.numel()
+    inside &= s.row[after.clamp(max=s.input.numel() - 1)] == s.row[s.slot[demo]]
+    second, weight = s.input.clone(), torch.zeros(s.input.numel())
+    second[after[inside]] = predicted[demo][inside]
+    weight[after[inside]] = share
+    return replace(batch, slots=replace(s, second_input=second, second_weight=weight))
 
 
 def row_tokens(batch: Batch) -> torch.Tensor:

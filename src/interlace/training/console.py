@@ -91,9 +91,9 @@ class View:
             self._said = time.monotonic()
             rate = (time.monotonic() - self._began) / max(done - self._first, 1)
             left = rate * (self._steps - done)
-            numbers = "  ".join(f"{label} {text}" for label, text in describe(metrics))
+            shown = "  ".join(f"{label} {text}" for label, text in describe(metrics))
             self.console.print(
-                f"  {done}/{self._steps}  left {left:.0f} s  {numbers}", highlight=False, soft_wrap=True
+                f"  {done}/{self._steps}  left {left:.0f} s  {shown}", highlight=False, soft_wrap=True
             )
 
     def say(self, text: str) -> None:

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from interlace.config import RunSettings, Stage, StageSettings
-from interlace.training.collect import Collected, Feed, Rollouts, annotate, collect, pack
+from interlace.methods._method import Method
+from interlace.rules.bench import Turn
+from interlace.training.bench import TrainingBench
+from interlace.training.collect import Collected, Feed, Rollouts, annotate, collect, mix_inputs, pack
 from interlace.training.distributed import Ranks
 from interlace.training.metrics import Watch, batch_metrics, update_metrics
 from interlace.training.objective import assign
 from interlace.training.step import StepResult, Trainable, update
-from interlace.types import Batch, Policy, Trajectory
+from interlace.types import Batch, Policy, Problem, Trajectory
 
 
 @dataclass
@@ -53,17 +56,21 @@ class StageRun:
 
     Attributes:
         policies: `policy`, and where needed `reference` and `critic`.
-        optimizers: One for each policy that is trained.
+        optimizers: One for each policy that is trained, and those that an alternation adds.
+        peaks: The peak learning rate of each.
         feeds: `rl` problems and `sft` problems with demonstrations.
         log, say, save, evaluate: What the run does with a step's numbers, with a warning, with a checkpoint
             that is due, and with an evaluation that is due.
         stopping: Whether the person asked to stop.
+        shelf: Rows kept for later stages, by name.
+        validation: Problems that are never trained on.
     """
 
     stage: Stage
     run: RunSettings
     policies: Mapping[str, Trainable]
     optimizers: Mapping[str, torch.optim.Optimizer]
+    peaks: Mapping[str, float]
     rollouts: Rollouts
     feeds: Mapping[str, Feed]
     progress: Progress
@@ -73,6 +80,8 @@ class StageRun:
     evaluate: Callable[[], None]
     samples: Callable[[Sequence[Trajectory]], None]
     stopping: Callable[[], bool]
+    shelf: dict[str, list[Trajectory]] = field(default_factory=dict)
+    validation: Sequence[Problem] = ()
     ranks: Ranks = field(default_factory=Ranks)
 
 
@@ -111,12 +120,18 @@ def optimizer_batches(
             yield epoch, (part_of[batch.group] == part).nonzero()[:, 0]
 
 
-def train_step(stage: StageRun, batch: Batch) -> tuple[Batch, list[StepResult]]:
-    """Annotate and assign one collected batch, then take its optimizer steps."""
-    s, method = stage.stage.settings, stage.stage.method
+def train_step(
+    stage: StageRun, method: Method, batch: Batch, bench: TrainingBench, optimizer: str = "policy"
+) -> tuple[Batch, list[StepResult]]:
+    """Annotate and assign one collected batch, then take its optimizer steps with a method's rule."""
+    s = stage.stage.settings
     models: dict[str, Policy] = dict(stage.policies)
     tokens = s.micro_batch_tokens
+    if method.mix is not None:
+        batch = mix_inputs(batch, stage.policies["policy"], method.mix(stage.progress.step), tokens)
     batch = annotate(batch, method.needs, models, micro_batch_tokens=tokens, ranks=stage.ranks)
+    for controller in method.controllers:
+        stage.progress.state.update(controller.before(bench, batch))
     batch = assign(batch, method, step=stage.progress.step)
     parts = list(optimizer_batches(batch, s, stage.progress.step, stage.run.seed))
     if len(parts) > 1 and method.terms and "old_logp" not in batch.arrays:
@@ -130,15 +145,19 @@ def train_step(stage: StageRun, batch: Batch) -> tuple[Batch, list[StepResult]]:
     for i, (_, rows) in enumerate(parts):
         part = batch.subset(rows)
         part = replace(part, on_policy=i == 0)
-        for name, optimizer in stage.optimizers.items():
-            peak = (s.critic_lr if name == "critic" else s.lr) or 0.0
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(s, peak, stage.progress.updates)
+        optimizers = {"policy": stage.optimizers[optimizer]}
+        if any(term.policy == "critic" for term in method.terms):
+            optimizers["critic"] = stage.optimizers["critic"]
+        for name in (optimizer, "critic"):
+            if name in stage.optimizers and name in stage.peaks:
+                for group in stage.optimizers[name].param_groups:
+                    group["lr"] = learning_rate(s, stage.peaks[name], stage.progress.updates)
+        bench.lr = learning_rate(s, stage.peaks["policy"], stage.progress.updates)
         result = update(
             part,
             method,
-            {name: stage.policies[name] for name in stage.optimizers},
-            stage.optimizers,
+            {name: stage.policies[name] for name in optimizers},
+            optimizers,
             micro_batch_tokens=tokens,
             clip_grad=s.clip_grad,
             step=stage.progress.step,
@@ -150,22 +169,29 @@ def train_step(stage: StageRun, batch: Batch) -> tuple[Batch, list[StepResult]]:
             index = batch.decisions_of(rows)
             old[index] = torch.where(result.logp.isnan(), old[index], result.logp)
             batch = batch.with_arrays(old_logp=old)
-        result.metrics = update_metrics(part, result)
-        results.append(result)
+        result.metrics |= update_metrics(part, result)
         stage.progress.updates += 1
         stage.progress.version += 1
+        if method.update is not None and result.finite:
+            result.metrics |= method.update.after(bench, part, method)
+        results.append(result)
     return batch, results
 
 
-def collect_step(stage: StageRun) -> Collected:
+def collect_step(stage: StageRun, method: Method, turn: Turn | None) -> Collected:
     """Draw problems and demonstrations, sample and score."""
     s = stage.stage.settings
-    problems = stage.feeds["rl"].take(s.prompts_per_step) if stage.stage.samples else []
-    demonstrations = stage.feeds["sft"].take(s.demos_per_step or 0) if s.demos_per_step else []
+    samples = method.sample is not False and (turn is None or turn.sample)
+    problems = stage.feeds["rl"].take(s.prompts_per_step) if samples else []
+    demonstrations: Sequence[Problem | Trajectory] = ()
+    if turn is not None and turn.demonstrations is not None:
+        demonstrations = turn.demonstrations
+    elif method.demonstrations == "feed" and s.demos_per_step:
+        demonstrations = stage.feeds["sft"].take(s.demos_per_step)
     stage.rollouts.version = stage.progress.version
     return collect(
         stage.rollouts,
-        stage.stage.method.sample or None,
+        method.sample or None,
         problems,
         step=stage.progress.step,
         group_size=s.group_size,
@@ -186,24 +212,37 @@ def run_stage(stage: StageRun) -> bool:
     s, progress = stage.stage.settings, stage.progress
     steps = s.steps or 0
     watch = Watch(stage.run.stop_dead_after, counts=dict(progress.watch))
+    bench = TrainingBench(stage)
+    whole = stage.stage.method
     while progress.step < steps:
         if stage.stopping():
             return False
         began = time.perf_counter()
-        collected = collect_step(stage)
+        bench.begin_step()
+        turn = None if whole.alternation is None else whole.alternation.turn(bench)
+        method = whole if turn is None else whole.stages[turn.stage]
+        collected = collect_step(stage, method, turn)
+        if method.row_scorer is not None:
+            collected = replace(collected, rows=list(method.row_scorer.score_rows(bench, collected.rows)))
         sampled = time.perf_counter()
         batch = pack(collected.rows, completion_limit=s.max_new_tokens)
         metrics: dict[str, Any] = {**batch_metrics(batch), **collected.notes}
         if (
             stage.run.log_samples_every
             and progress.step % stage.run.log_samples_every == 0
-            and stage.stage.samples
+            and metrics["rows/rollout"]
         ):
             stage.samples(collected.rows)
-        batch, results = train_step(stage, batch)
+        batch, results = train_step(stage, method, batch, bench, "policy" if turn is None else turn.optimizer)
         stage.rollouts.engine.refresh()
         for result in results:
             metrics.update(result.metrics)
+        for controller in method.controllers:
+            controller.after(bench, collected.rows, batch, results)
+        if turn is not None:
+            whole.alternation.observe(bench, turn, collected.rows, batch, results)
+            metrics["turn"] = turn.stage
+        metrics |= {f"state/{key}": value for key, value in progress.state.items()}
         seconds = time.perf_counter() - began
         progress.seconds += seconds
         progress.step += 1
@@ -221,6 +260,9 @@ def run_stage(stage: StageRun) -> bool:
         progress.watch = dict(watch.counts)
         progress.drawn = {name: feed.drawn for name, feed in stage.feeds.items()}
         stage.log({"stage": stage.stage.name, "step": progress.step, "updates": progress.updates, **metrics})
+        if whole.finished is not None and whole.finished(bench):
+            stage.say(f"stage {stage.stage.name} is finished by its own rule after {progress.step} steps")
+            return True
         if s.eval_every and progress.step % s.eval_every == 0 and progress.step < steps:
             stage.evaluate()
         if s.save_every and progress.step % s.save_every == 0 and progress.step < steps:

@@ -13,29 +13,29 @@ import platform
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from interlace.config import ConfigError, Configuration, Stage, fingerprint, read_yaml, resolve
+from interlace.config import ConfigError, Configuration, Stage, read_yaml, resolve
 from interlace.evaluation.evaluate import Evaluation, evaluate
 from interlace.methods import Entry
-from interlace.policies import Critic, Renderer, TextPolicy, load_policy
+from interlace.policies import Renderer, TextPolicy, load_policy
 from interlace.rewards import Scorer, load_reward
 from interlace.rollout import LocalEngine, engine_for_policy
-from interlace.tasks import Task, check_problems, drop_failures, load_task
-from interlace.training.checkpoint import RunFolder, load_tensors, save_tensors, write_json, write_text
-from interlace.training.collect import Feed, Rollouts
+from interlace.tasks import load_task
+from interlace.training.checkpoint import RunFolder, write_json, write_text
 from interlace.training.console import View
+from interlace.training.data import load_data
 from interlace.training.distributed import Ranks, connect
-from interlace.training.loop import Progress, StageRun, run_stage
+from interlace.training.loop import Progress
+from interlace.training.stages import train_stage
 from interlace.training.tracking import Trackers
 from interlace.types import Problem, Sampling, Trajectory
 
-MAX_PROBLEMS = 6000
 PACKAGES = ("interlace", "torch", "transformers", "tokenizers", "numpy", "math-verify", "reasoning-gym")
 
 
@@ -111,98 +111,6 @@ def train(
         return Run(configuration, folder, view).train()
 
 
-@dataclass
-class Data:
-    """Problems of a run, rendered once and filtered before any backend sees them."""
-
-    task: Task
-    prompts: list[Problem]
-    demonstrations: list[Problem]
-    validation: list[Problem]
-    test: list[Problem]
-    notes: list[str]
-    fingerprint: str
-
-
-def load_data(
-    c: Configuration, renderer: Renderer, scorer: Scorer, task: Task, max_positions: int | None
-) -> Data:
-    """Problems by split; references and demonstrations checked against their own verifier, long ones dropped.
-
-    Raises:
-        ConfigError: nothing is left to train on.
-    """
-    notes: list[str] = []
-    train = take(task, "train", c.run.problems or MAX_PROBLEMS, c.run.seed)
-    report = check_problems(train, scorer)
-    if not report.ok:
-        notes.append(report.summary())
-    train = drop_failures(train, report)
-    fill_lengths(c, renderer, train)
-    prompt_limit = min(filter(None, (s.settings.max_prompt_tokens for s in c.stages)), default=None)
-    demo_limit = min(filter(None, (s.settings.max_demo_tokens for s in c.stages)), default=None)
-    kept, dropped = [], 0
-    for problem in train:
-        length = len(renderer.prompt_ids(problem))
-        room = (
-            None
-            if max_positions is None
-            else max_positions - max(s.settings.max_new_tokens or 0 for s in c.stages)
-        )
-        if (prompt_limit and length > prompt_limit) or (room is not None and length > room):
-            dropped += 1
-        else:
-            kept.append(problem)
-    if dropped:
-        notes.append(
-            f"{dropped} of {len(train)} prompts are over the limit and were dropped (max_prompt_tokens)"
-        )
-    demonstrations, over = [], 0
-    wanted = c.run.demonstrations if c.run.demonstrations is not None else len(kept)
-    if any(s.settings.demos_per_step or s.method.demonstrations != "none" for s in c.stages):
-        for problem in kept:
-            if len(demonstrations) == wanted:
-                break
-            if problem.demonstration is None:
-                continue
-            prompt, demo = len(renderer.prompt_ids(problem)), len(renderer.demonstration_ids(problem))
-            if (demo_limit and demo > demo_limit) or (max_positions and prompt + demo > max_positions):
-                over += 1
-            else:
-                demonstrations.append(problem)
-        if over:
-            notes.append(
-                f"{over} demonstrations are over the limit and were dropped, never cut (max_demo_tokens)"
-            )
-    if not kept:
-        raise ConfigError(f"task {c.run.task}: no training problem is left; {'; '.join(notes)}")
-    if any(s.settings.demos_per_step for s in c.stages) and not demonstrations:
-        raise ConfigError(f"task {c.run.task}: this method trains on demonstrations, and there are none")
-    splits = [take(task, split, c.run.eval_problems, c.run.seed) for split in ("validation", "test")]
-    key = fingerprint(
-        [[(p.id, p.prompt, str(p.answer), p.demonstration) for p in part] for part in (kept, *splits)]
-    )
-    return Data(task, kept, demonstrations, splits[0], splits[1], notes, key)
-
-
-def take(task: Task, split: str, n: int, seed: int) -> list[Problem]:
-    """At most n problems of a split, fewer where it holds fewer, none where there is no such split."""
-    if split not in task.splits:
-        return []
-    count = getattr(task, "count", lambda split: None)(split)
-    return task.problems(split, n if count is None else min(n, count), seed=seed)
-
-
-def fill_lengths(c: Configuration, renderer: Renderer, problems: Sequence[Problem]) -> None:
-    """The limit of a completion where none is given: a quarter over the longest demonstration, or 64."""
-    if all(s.settings.max_new_tokens for s in c.stages):
-        return
-    lengths = [len(renderer.demonstration_ids(p)) for p in problems if p.demonstration is not None]
-    limit = -(-max(lengths) * 5 // 4) if lengths else 64
-    for stage in c.stages:
-        stage.settings.max_new_tokens = stage.settings.max_new_tokens or limit
-
-
 class Run:
     """A run at work. Use `train`."""
 
@@ -212,6 +120,7 @@ class Run:
         self.view = view
         self.ranks: Ranks = connect()
         self.stop_asked = False
+        self.shelf: dict[str, list[Trajectory]] = {}
         self.began = time.monotonic()
 
     def train(self) -> RunResult:
@@ -227,9 +136,7 @@ class Run:
             timeout=run.reward_timeout,
         )
         source = str(latest[0] / "policy") if latest else self._initial_model()
-        policy = load_policy(
-            source, precision=run.precision, device=run.device, alphabet=self.task.alphabet, seed=run.seed
-        )
+        policy = self.load(source)
         for warning in policy.warnings:
             self.view.say(f"[yellow]warning:[/] {warning}")
         self.renderer = Renderer(policy.tokenizer, policy.eos_ids)
@@ -246,14 +153,21 @@ class Run:
         write_json(self.folder.path / "environment.json", environment)
         self.trackers = Trackers(run.track, self.folder.path)
         progress = Progress(**latest[1]) if latest else Progress()
+        self.folder.truncate_metrics(progress.metrics_bytes)
         if latest:
-            self.folder.truncate_metrics(progress.metrics_bytes)
             self.view.say(f"resuming {self.folder.path} at stage {progress.stage}, step {progress.step}")
         self.view.say(f"run folder: {self.folder.path}")
         with self._interruptible(), self.scorer:
             complete = self._stages(policy, progress, latest[0] if latest else None)
         self.trackers.close()
         return RunResult(self.folder.path, complete, progress.evaluations)
+
+    def load(self, source: str) -> TextPolicy:
+        """A policy from a model spec or a folder."""
+        run = self.c.run
+        return load_policy(
+            source, precision=run.precision, device=run.device, alphabet=self.task.alphabet, seed=run.seed
+        )
 
     def _initial_model(self) -> str:
         start = self.c.run.init_from
@@ -301,132 +215,20 @@ class Run:
     def _stages(self, policy: TextPolicy, progress: Progress, checkpoint: Path | None) -> bool:
         engine = engine_for_policy(policy)
         if not progress.evaluations:
-            self._evaluate(policy, engine, progress, "start", self.data.test)
+            self.evaluate(policy, engine, progress, "start", self.data.test)
         while progress.stage < len(self.c.stages):
             stage = self.c.stages[progress.stage]
-            complete = self._stage(stage, policy, engine, progress, checkpoint)
+            if stage.method.start == "base" and progress.step == 0 and progress.stage > 0:
+                policy = self.load(self._initial_model())
+                engine = engine_for_policy(policy)
+            complete = train_stage(self, stage, policy, engine, progress, checkpoint)
             checkpoint = None
             if not complete:
                 self.view.say(f"stopped; continue with: interlace train --resume {self.folder.path}")
                 return False
         return True
 
-    def _stage(
-        self,
-        stage: Stage,
-        policy: TextPolicy,
-        engine: LocalEngine,
-        progress: Progress,
-        checkpoint: Path | None,
-    ) -> bool:
-        """One stage, from its start with fresh optimizers or from a checkpoint with all of their state."""
-        s, run = stage.settings, self.c.run
-        policies: dict[str, Any] = {"policy": policy}
-        statistics = {term.policy: term.statistics for term in stage.method.terms}
-        if "ref_logp" in stage.method.needs or {"kl", "reverse_kl"} & {
-            x for t in statistics.values() for x in t
-        }:
-            policies["reference"] = policy.reference = self._reference(policy, progress)
-        if "critic" in statistics:
-            middle = checkpoint is not None and progress.step
-            saved = (
-                load_policy(str(checkpoint / "critic"), precision=run.precision, device=run.device)
-                if middle
-                else None
-            )
-            policies["critic"] = Critic(saved or policy)
-        trained = [name for name in ("policy", "critic") if name in policies]
-        optimizers = {
-            name: torch.optim.AdamW(
-                policies[name].trainable(), lr=0.0, betas=(s.beta1, s.beta2), weight_decay=s.weight_decay
-            )
-            for name in trained
-        }
-        feeds = {"rl": Feed(self.data.prompts, run.seed), "sft": Feed(self.data.demonstrations, run.seed + 1)}
-        if checkpoint is not None and progress.step:
-            tensors = load_tensors(checkpoint / "trainer.pt")
-            for name, optimizer in optimizers.items():
-                optimizer.load_state_dict(tensors[name])
-        for name, feed in feeds.items():
-            feed.drawn = progress.drawn.get(name, 0)
-        sampling = Sampling(s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens or 64, tuple(s.stop))
-        if stage.samples and sampling.truncated:
-            self.view.say(
-                "[yellow]warning:[/] top_p, top_k or min_p are on: rollouts come from a truncated "
-                "distribution, log-probabilities are of the full one; see mismatch/* in the metrics"
-            )
-        rollouts = Rollouts(
-            engine, self.renderer, self.scorer, sampling, run.seed, version=progress.version, ranks=self.ranks
-        )
-
-        def write(folder: Path) -> None:
-            policy.save(folder / "policy")
-            if "critic" in policies:
-                policies["critic"].save(folder / "critic")
-            save_tensors(folder / "trainer.pt", {name: o.state_dict() for name, o in optimizers.items()})
-
-        def save(end: bool = False) -> None:
-            if not self.ranks.first:
-                return
-            progress.metrics_bytes = self.folder.metrics.stat().st_size if self.folder.metrics.exists() else 0
-            name = f"{self.c.stages.index(stage)}-{stage.name}-{s.steps if end else progress.step:06d}"
-            self.folder.save(name + ("-end" if end else ""), write, asdict(progress), run.keep_checkpoints)
-            write_json(self.folder.path / "result.json", self._result(progress, final=False))
-
-        def log(line: dict[str, Any]) -> None:
-            if self.ranks.first:
-                self.folder.log(line)
-                self.trackers.log(line, progress.version)
-            self.view.step(progress.step, line)
-
-        self.view.start(stage.name, s.steps or 0, progress.step, s.optimizer_steps_per_step == 1)
-        try:
-            complete = run_stage(
-                StageRun(
-                    stage=stage,
-                    run=run,
-                    policies=policies,
-                    optimizers=optimizers,
-                    rollouts=rollouts,
-                    feeds=feeds,
-                    progress=progress,
-                    log=log,
-                    say=self.view.say,
-                    save=save,
-                    evaluate=lambda: self._evaluate(
-                        policy, engine, progress, stage.name, self.data.validation
-                    ),
-                    samples=lambda rows: self._write_samples(stage, progress.step, rows),
-                    stopping=lambda: self.stop_asked,
-                    ranks=self.ranks,
-                )
-            )
-        finally:
-            self.view.stop()
-        if not complete:
-            save()
-            return False
-        self._evaluate(policy, engine, progress, f"after {stage.name}", self.data.test)
-        policy.reference = None
-        progress.stage, progress.step, progress.updates = progress.stage + 1, 0, 0
-        progress.drawn, progress.watch, progress.state = {}, {}, {}
-        save(end=True)
-        write_json(
-            self.folder.path / "result.json", self._result(progress, progress.stage == len(self.c.stages))
-        )
-        return True
-
-    def _reference(self, policy: TextPolicy, progress: Progress) -> TextPolicy:
-        """The weights at the start of the stage, kept in the run folder so that a resumed run finds them."""
-        path = self.folder.path / "references" / str(progress.stage)
-        if progress.step == 0 and self.ranks.first:
-            policy.save(path)
-        self.ranks.barrier()
-        if progress.step == 0:
-            return policy.clone_frozen()
-        return load_policy(str(path), precision=self.c.run.precision, device=self.c.run.device).clone_frozen()
-
-    def _evaluate(
+    def evaluate(
         self,
         policy: TextPolicy,
         engine: LocalEngine,
@@ -454,15 +256,15 @@ class Run:
             write_json(self.folder.path / "evaluations" / place, record)
         self.view.say(f"{at}: {result.summary()}")
 
-    def _result(self, progress: Progress, final: bool) -> dict[str, Any]:
+    def result(self, progress: Progress) -> dict[str, Any]:
         return {
             "method": self.c.entry.name,
-            "final": final,
+            "final": progress.stage == len(self.c.stages),
             "seconds": progress.seconds,
             "evaluations": progress.evaluations,
         }
 
-    def _write_samples(self, stage: Stage, step: int, rows: Sequence[Trajectory]) -> None:
+    def write_samples(self, stage: Stage, step: int, rows: Sequence[Trajectory]) -> None:
         if not self.ranks.first:
             return
         lines = [

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from interlace.methods._method import Method
 from interlace.parts.terms import TermReport
+from interlace.rules.updates import UpdateRule
 from interlace.training.collect import row_tokens
 from interlace.training.distributed import Ranks
 from interlace.training.microbatches import plan
@@ -206,6 +207,9 @@ def update(
 ) -> StepResult:
     """One optimizer step on an assigned batch (`objective.assign`).
 
+    With an update rule that wants gradients apart, each term's is accumulated by itself (only its own rows
+    are scored), then combined.
+
     Args:
         policies: The trained policies by the names that terms use.
         optimizers: One for each of them.
@@ -221,27 +225,81 @@ def update(
     prepared = prepare(batch, method, step=step, state=state)
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
-    reports, logp, scored, tokens = accumulate(
-        prepared, policies, micro_batch_tokens=micro_batch_tokens, ranks=ranks
-    )
+    rule = method.update or UpdateRule()
+    numbers: dict[str, float] = {}
+    if rule.per_term:
+        reports, logp, scored, tokens, numbers = accumulate_apart(
+            prepared, policies, rule, micro_batch_tokens=micro_batch_tokens, ranks=ranks
+        )
+    else:
+        reports, logp, scored, tokens = accumulate(
+            prepared, policies, micro_batch_tokens=micro_batch_tokens, ranks=ranks
+        )
     norms: dict[str, float] = {}
     for name in optimizers:
         parameters = [p for p in policies[name].trainable() if p.requires_grad]
-        if ranks.size > 1:
-            for p in parameters:
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-            ranks.sum_(p.grad for p in parameters if p.grad is not None)
+        if not (rule.per_term and name == "policy"):
+            sum_over_ranks(parameters, ranks)
         limit = math.inf if clip_grad is None else clip_grad
         norms[name] = float(torch.nn.utils.clip_grad_norm_(parameters, limit)) if parameters else 0.0
-    result = StepResult(reports, norms, logp, scored, batch.n_rows, tokens)
+    result = StepResult(reports, norms, logp, scored, batch.n_rows, tokens, metrics=numbers)
     if not all(map(math.isfinite, norms.values())):
         for optimizer in optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         result.finite = False
         return result
-    if scored:
+    if scored and rule.accepts(norms.get("policy", 0.0)):
         for name, optimizer in optimizers.items():
-            optimizer.step()
+            if name == "policy":
+                rule.step(optimizer, policies[name].trainable())
+            else:
+                optimizer.step()
             policies[name].publish()
     return result
+
+
+def sum_over_ranks(parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
+    """Sum `.grad` over ranks; a rank without rows adds zeros."""
+    if ranks.size == 1:
+        return
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    ranks.sum_(p.grad for p in parameters if p.grad is not None)
+
+
+def take_gradient(parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> list[Tensor]:
+    """The accumulated gradients, summed over ranks, taken out of `.grad`."""
+    sum_over_ranks(parameters, ranks)
+    taken = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    return taken
+
+
+def accumulate_apart(
+    prepared: Prepared,
+    policies: Mapping[str, Trainable],
+    rule: UpdateRule,
+    *,
+    micro_batch_tokens: int,
+    ranks: Ranks,
+) -> tuple[list[TermReport], Tensor, int, int, dict[str, float]]:
+    """As `accumulate`, with each term of the policy by itself and the gradients combined by the rule."""
+    parameters = policies["policy"].trainable()
+    gradients: dict[str, list[Tensor]] = {}
+    reports, scored, tokens = [], 0, 0
+    logp = torch.full((prepared.batch.n_decisions,), math.nan, dtype=torch.float64)
+    for p in prepared.terms:
+        one, found, rows, slots = accumulate(
+            Prepared(prepared.batch, (p,)), policies, micro_batch_tokens=micro_batch_tokens, ranks=ranks
+        )
+        reports += one
+        logp = torch.where(found.isnan(), logp, found)
+        scored, tokens = scored + rows, tokens + slots
+        if p.term.policy == "policy":
+            gradients[p.term.name] = take_gradient(parameters, ranks)
+    combined, numbers = rule.combine(gradients)
+    for parameter, gradient in zip(parameters, combined, strict=True):
+        parameter.grad = gradient
+    return reports, logp, scored, tokens, numbers
