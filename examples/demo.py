@@ -1,7 +1,7 @@
 """The demo: train a 0.37M-parameter model from scratch on countdown, SFT and then GRPO from its checkpoint.
 
-Three numbers from 1 to 12 and a target up to 50; the answer is two lines of arithmetic. Held-out problems share no
-(numbers, target) with training. About 8 minutes on two cores; `steps` scales it down for a smoke run:
+Three numbers from 1 to 12 and a target up to 50; the answer is two lines of arithmetic. Held-out problems
+share no (numbers, target) with training. About 8 minutes on two cores; less with fewer steps:
 
     python examples/demo.py [sft_steps=900] [rl_steps=400] [eval_problems=512] [out=runs/demo]
 """
@@ -54,7 +54,9 @@ def main(arguments: list[str]) -> None:
     console = Console()
     console.print(table)
     console.print(f"{minutes:.1f} minutes · run folder: {out}")
-    console.print(f"look at one rollout's numbers:  interlace explain grpo task=countdown model={result.checkpoint}")
+    console.print(
+        f"look at one rollout's numbers:  interlace explain grpo task=countdown model={result.checkpoint}"
+    )
 
 
 def _interval(estimate: dict) -> str:

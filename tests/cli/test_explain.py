@@ -171,7 +171,7 @@ def test_bytes_that_are_no_text_are_refused(run):
         (["grpo", "kl=-1"], "kl='-1'"),
         (["grpo", "std_scope=batch"], "std_scope='batch'"),
         (["grpo", "kl=1"], "row 0: 'ref_logp' is needed"),
-        (["grpo", "dapo", "kll=1"], "unknown parameter 'kll'; did you mean 'kl'? None of grpo, dapo has it"),
+        (["grpo", "dapo", "kll=1"], "unknown parameter 'kll': did you mean 'kl'?"),
         (["grpo", "dapo", "cord.kl=1"], "'cord.kl': accepted before the dot are grpo, dapo"),
         (["grpo", "dapoo"], "unknown method 'dapoo': did you mean 'dapo'?"),
         (["grpo", "grpo"], "a method is named twice"),
@@ -194,12 +194,10 @@ def test_a_result_that_is_no_number_is_an_error_not_broken_json(run):
     assert (status, out) == (2, "") and err.startswith("error: a result is too large")
 
 
-def drawn(explained, rows, labels=None, colour="truecolor"):
-    console = Console(
-        width=200, color_system=colour, force_terminal=colour is not None, highlight=False, record=True
-    )
+def drawn(explained, rows, colour="truecolor", **texts):
+    console = Console(width=200, color_system=colour, force_terminal=colour is not None, highlight=False)
     with console.capture() as captured:
-        show(explained, rows, labels, console)
+        show(explained, rows, console=console, **texts)
     return captured.get()
 
 
@@ -226,9 +224,13 @@ def test_the_terminal_view_shows_terms_numbers_and_a_legend(run):
 def test_tokens_keep_their_text_and_newlines_are_visible():
     line = tokens([0.1, 0.0, -0.2], ["a b", "\n", "]x["], 0.2, coloured=True)
     assert line.plain.strip() == "a b⏎]x["
-    plain = tokens([0.1, 0.0, -0.2], ["a", "b", "c"], 0.2, coloured=False).plain
-    assert plain.split() == ["a(+0.1)", "b(+0)", "c(-0.2)"]
     assert "(empty)" in tokens([], None, 1.0, coloured=True).plain
+
+
+def test_without_colours_neighbours_with_the_same_number_are_written_with_it():
+    numbers = [0.1, 0.1, 0.0, -0.2, 0.1]
+    plain = tokens(numbers, ["a", "b\n", "c", "d", "e"], 0.2, coloured=False).plain
+    assert plain.split() == ["ab⏎(+0.1)", "c", "d(-0.2)", "e(+0.1)"]
 
 
 def test_the_scale_is_common_to_all_methods_shown():
@@ -238,6 +240,49 @@ def test_the_scale_is_common_to_all_methods_shown():
     backgrounds = [c for c in ("48;2;0;110;0", "48;2;175;0;0") if c in out]
     assert backgrounds == ["48;2;0;110;0", "48;2;175;0;0"]  # half and full strength
     assert "|coefficient| 1" in legend(1.0).plain
+
+
+def test_a_batch_without_any_signal_says_so():
+    nothing = {"loss": 0.0, "terms": [], "rows": [{"advantage": [0.0], "coefficient": [0.0]}]}
+    rows = [{"source": "rollout", "logp": [-1.0]}]
+    assert "no token of these rows is trained" in drawn({"m": nothing}, rows)
+
+
+def test_prompts_stand_before_the_tokens():
+    one = {"loss": 0.0, "terms": [], "rows": [{"advantage": [1.0], "coefficient": [0.5]}]}
+    rows = [{"source": "demo", "logp": [-1.0]}]
+    out = drawn({"m": one}, rows, colour=None, texts=[["4"]], prompts=["2+2="])
+    assert "  2+2=\n  4(+0.5)\n" in out
+
+
+def test_without_input_the_batch_of_the_task_and_model_is_explained(run):
+    words = ["explain", "luffy", "sft", "luffy.gamma=0.2", "task=countdown:numbers=2", "model=scratch:nano"]
+    words += ["prompts_per_step=1", "group_size=2", "max_new_tokens=8", "seed=3"]
+    status, out, err = run(*words)
+    assert status == 0, err
+    batch = interlace.sample_batch(
+        "luffy", task="countdown:numbers=2", prompts_per_step=1, group_size=2, max_new_tokens=8, seed=3
+    )
+    assert len(batch.rows) == 3 and all(prompt in out for prompt in batch.prompts)
+    status, printed, _ = run(*words, "--json")
+    expected = interlace.explain("luffy", batch.rows, gamma=0.2)
+    assert json.loads(printed)["luffy"] == expected
+    # Imitated, and more so where the demonstration joins its group's statistics.
+    assert min(expected["rows"][2]["coefficient"]) > 0 > max(expected["rows"][0]["coefficient"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["grpo", "taks=countdown"], "unknown parameter 'taks': did you mean 'task'?"),
+        (["grpo", "task=countdwn"], "unknown task 'countdwn' (nearest: countdown)"),
+        (["grpo", "model=scratch:nanno"], "'nanno'"),
+        (["grpo", "kl=x"], "kl='x'"),
+    ],
+)
+def test_a_batch_that_cannot_be_sampled_is_a_mistake(run, words, message):
+    status, out, err = run("explain", *words)
+    assert (status, out) == (2, "") and message in err and err.count("\n") == 1
 
 
 def test_methods_of_every_family_are_explained_without_a_traceback(run):

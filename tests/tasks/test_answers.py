@@ -26,7 +26,8 @@ def test_the_last_marked_answer_is_read(text, answer):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "7", "answers vary", "<answer>open", r"\boxed{open", r"<think>\boxed{3}</think>I do not know"]
+    "text",
+    ["", "7", "answers vary", "<answer>open", r"\boxed{open", r"<think>\boxed{3}</think>I do not know"],
 )
 def test_a_text_that_marks_no_answer_has_none(text):
     assert final_answer(text) is None
@@ -37,7 +38,9 @@ def test_the_innermost_box_is_read_and_escaped_braces_do_not_close_it():
     assert last_boxed(r"\boxed{\{1, 2\}}") == r"\{1, 2\}"
 
 
-@pytest.mark.parametrize("text", [r"\boxed{" * 30_000, "<answer>" * 30_000, "answer is " * 30_000, "}" * 99_999])
+@pytest.mark.parametrize(
+    "text", [r"\boxed{" * 30_000, "<answer>" * 30_000, "answer is " * 30_000, "}" * 99_999]
+)
 def test_reading_is_linear_in_the_length_of_a_hostile_text(text):
     start = time.process_time()
     final_answer(text)

@@ -123,7 +123,9 @@ def test_the_token_limit_leaves_room_for_every_demonstration_in_distribution(spe
     )
 
 
-@pytest.mark.parametrize("spec", ["countdown:high=6", "general_points:cards=3,target=12", "arithmetic:digits=1"])
+@pytest.mark.parametrize(
+    "spec", ["countdown:high=6", "general_points:cards=3,target=12", "arithmetic:digits=1"]
+)
 def test_the_splits_are_all_of_the_space_cut_by_the_hash_of_the_key_alone(spec):
     task = load_task(spec)
     space = {k: task.write(k, random.Random(0)).meta["key"] for k in task.space()}
@@ -134,7 +136,7 @@ def test_the_splits_are_all_of_the_space_cut_by_the_hash_of_the_key_alone(spec):
 
 
 def test_hashes_depend_on_nothing_but_the_text_of_their_parts():
-    digest = hashlib.blake2b("a\x1f1\x1f(2, 'b')".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(b"a\x1f1\x1f(2, 'b')", digest_size=8).digest()
     assert stable_hash("a", 1, (2, "b")) == int.from_bytes(digest, "big")
 
 

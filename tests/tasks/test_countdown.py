@@ -36,9 +36,7 @@ def test_reachable_targets_are_those_of_brute_force(ops):
         assert reachable(numbers, ops) == reached_by_every_order(numbers, ops)
 
 
-@pytest.mark.parametrize(
-    ("high", "target", "known_about"), [(12, 50, 3060), (9, 30, 1250), (20, 99, 13_000)]
-)
+@pytest.mark.parametrize(("high", "target", "known_about"), [(12, 50, 3060), (9, 30, 1250), (20, 99, 13_000)])
 def test_number_of_distinct_problems_is_that_of_the_settings_known_to_learn(high, target, known_about):
     # The table of what learns in minutes counts what random generation met, a little under all.
     keys = Countdown(high=high, target_high=target).space()

@@ -51,7 +51,9 @@ def test_fractions_are_exact():
     assert grade("8/(3-8/3)", [3, 3, 8, 8], 24)[0] == 5
 
 
-@pytest.mark.parametrize(("rule", "numbers"), [("all_10", (10, 4, 10, 1)), ("order_11_12_13", (13, 4, 10, 1))])
+@pytest.mark.parametrize(
+    ("rule", "numbers"), [("all_10", (10, 4, 10, 1)), ("order_11_12_13", (13, 4, 10, 1))]
+)
 def test_the_rule_says_what_a_king_counts(rule, numbers):
     assert GeneralPoints(rule=rule).numbers("K4TA") == numbers
 
@@ -64,7 +66,9 @@ def test_the_number_of_solvable_hands_is_the_published_one(ranks, rule, solvable
     assert len(GeneralPoints(ranks=ranks, rule=rule).space()) == solvable
 
 
-@pytest.mark.parametrize(("numbers", "target"), [([3, 3, 8, 8], 24), ([1, 5, 5, 5], 24), ([10, 4, 10, 1], 24)])
+@pytest.mark.parametrize(
+    ("numbers", "target"), [([3, 3, 8, 8], 24), ([1, 5, 5, 5], 24), ([10, 4, 10, 1], 24)]
+)
 def test_formulas_use_every_number_once_and_have_the_value(numbers, target):
     value = evaluate(solve(numbers, target))
     assert (value.value, sorted(value.numbers)) == (target, sorted(numbers))

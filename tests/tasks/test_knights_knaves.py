@@ -8,7 +8,7 @@ from interlace.types import Problem, Verdict
 # A: "B is a knave." B: "A and C are of one kind." C: "A is a knave."
 PUZZLE = (("1", 1, 0, 0, 0), ("=", 0, 0, 2, 0), ("1", 0, 0, 0, 0))
 # A knight: B and C (who calls A a knave) are knaves; then A and C differ, so B lies as a knave must. Fits.
-# A knave: B is a knight, so A and C are of one kind, C a knave; but C's "A is a knave" would be true. Refuted.
+# A knave: B is a knight, so A and C are of one kind, C a knave; but C's "A is a knave" is true. Refuted.
 SOLUTION = "100"
 PROBLEM = Problem("p", "", {"solution": SOLUTION, "puzzle": [list(s) for s in PUZZLE]})
 TRACE = "111A,110A,101B,100"

@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 from interlace.analysis.toy import ToyPolicy, batch_of, trajectories
 from interlace.methods import Entry, Method, get
-from interlace.parts.reducer import reduce
+from interlace.parts.segments import position_in_row
 from interlace.parts.terms import TermReport, View
 from interlace.training.distributed import Ranks
-from interlace.training.objective import Prepared, PreparedTerm, assign, evaluate, prepare, total
+from interlace.training.objective import PreparedTerm, assign, evaluate, prepare, total
 from interlace.training.step import accumulate
 from interlace.types import Batch, Finish, Trajectory, Verdict
 
@@ -108,8 +108,8 @@ def _depends_on_split(method: Method, rows: Sequence[Trajectory], budget: int, g
             guilty.append(f"{term.name} (pool={term.pool!r})")
     return (
         f"the gradient changes by {gap:.2g} when the step is split into micro-batches of {budget} tokens; "
-        f"term {', '.join(guilty) or 'unknown'}: a loss that compares rows must declare pool='group' or 'step', "
-        f"and only the denominator may average over rows"
+        f"term {', '.join(guilty) or 'unknown'}: a loss that compares rows must declare pool='group' or "
+        f"'step', and only the denominator may average over rows"
     )
 
 
@@ -183,7 +183,7 @@ def degenerate_step(method: Method, what: str) -> None:
 
 
 class HeldFixed(TorchFunctionMode):
-    """Every stop-gradient keeps the value it had on the first pass, so that finite differences see it as fixed."""
+    """Every `detach` gives the value it had on the first pass: finite differences see it as fixed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,15 +191,14 @@ class HeldFixed(TorchFunctionMode):
         self.at = 0
         self.recording = True
 
-    def again(self) -> None:
-        """Start another pass over the same computation, with the values of the first."""
+    def again(self) -> HeldFixed:
+        """Another pass over the same computation, with the values of the first."""
         self.at, self.recording = 0, False
+        return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.Tensor.detach and torch.is_grad_enabled():
-            return func(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if not isinstance(result, Tensor):
+        if func is not torch.Tensor.detach:
             return result
         if self.recording:
             self.values.append(result.clone())
@@ -213,63 +212,72 @@ def leaf_gradient(method: Method) -> None:
     prepared = prepare(batch, method, step=STEP)
     generator = torch.Generator().manual_seed(0)
     for p in prepared.terms:
-        if not bool(p.live.any()):
-            continue
-        leaves = {
-            s: -torch.rand(batch.n_decisions, generator=generator, dtype=torch.float64) - 0.05
-            for s in ("logp", *p.term.statistics)
-        }
-        held = HeldFixed()
-        cut = {s: v.clone().requires_grad_() for s, v in leaves.items()}
-        with held:
-            value = _loss(prepared, p, cut)
-        require(
-            value.requires_grad, f"term {p.term.name}: its loss does not depend on v.logp or another leaf"
-        )
-        found = torch.autograd.grad(value, list(cut.values()), allow_unused=True)
-        for statistic, g in zip(cut, found, strict=True):
-            for i in p.covered.nonzero()[:, 0].tolist():
-                given = 0.0 if g is None else float(g[i])
-                slopes = _slopes(prepared, p, leaves, statistic, i, held, abs(float(value)))
-                require(
-                    any(abs(slope - given) <= allowed + 1e-7 * abs(given) for slope, allowed in slopes),
-                    f"term {p.term.name}: d loss / d {statistic} of token {i} is {given:.9g} by autograd and "
-                    f"{slopes[0][0]:.9g} by finite differences; the loss must be a smooth function of the leaves, "
-                    f"with what is not differentiated under .detach()",
+        if bool(p.live.any()):
+            leaves = {
+                s: -torch.rand(batch.n_decisions, generator=generator, dtype=torch.float64) - 0.05
+                for s in ("logp", *p.term.statistics)
+            }
+            _compare_with_differences(_UnitLosses(prepared.batch, p), leaves)
+
+
+class _UnitLosses:
+    """A term's loss by unit: what its pool sees at once, so that one token of every unit moves at a time."""
+
+    def __init__(self, batch: Batch, p: PreparedTerm) -> None:
+        self.batch, self.p = batch, p
+        everything = torch.zeros(batch.n_rows, dtype=torch.int64)
+        of_row = {"row": torch.arange(batch.n_rows), "group": batch.group, "step": everything}
+        self.unit = of_row[p.term.pool]
+        self.held = HeldFixed()
+
+    def __call__(self, leaves: Mapping[str, Tensor], mode: HeldFixed) -> Tensor:
+        with mode:
+            losses = self.p.term.evaluate(self.batch, self.p.covered, leaves)
+        value = losses.value * self.p.scale[losses.row] / self.p.n
+        return torch.zeros(self.batch.n_rows, dtype=value.dtype).index_add(0, self.unit[losses.row], value)
+
+    def slopes(self, leaves: Mapping[str, Tensor], statistic: str, moved: Tensor, h: float) -> Tensor:
+        """Five-point differences of fourth order by unit, each in the direction of its own token."""
+
+        def at(distance: float) -> Tensor:
+            values = leaves[statistic].index_add(0, moved, torch.full((moved.numel(),), distance).double())
+            return self({**leaves, statistic: values}, self.held.again())
+
+        return (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+
+
+def _compare_with_differences(losses: _UnitLosses, leaves: Mapping[str, Tensor]) -> None:
+    name = losses.p.term.name
+    cut = {s: v.clone().requires_grad_() for s, v in leaves.items()}
+    value = losses(cut, losses.held)
+    require(value.requires_grad, f"term {name}: its loss does not depend on v.logp or another leaf")
+    found = torch.autograd.grad(value.sum(), list(cut.values()), allow_unused=True)
+    size = value.detach().abs().clamp(min=1.0)
+    covered = losses.p.covered.nonzero()[:, 0]
+    unit = losses.unit[losses.batch.row[covered]]
+    place = position_in_row(unit.sort().values, losses.batch.n_rows)
+    covered = covered[unit.argsort(stable=True)]
+    for statistic, g in zip(cut, found, strict=True):
+        g = torch.zeros_like(leaves[statistic]) if g is None else g
+        for k in range(int(place.max()) + 1):
+            moved = covered[place == k]
+            units = losses.unit[losses.batch.row[moved]]
+            wrong = torch.ones(moved.numel(), dtype=torch.bool)
+            # Smaller steps for the tokens that do not agree: the first may straddle the corner of a clip.
+            for h in (1e-4, 1e-5, 1e-6):
+                slope = losses.slopes(leaves, statistic, moved, h)[units]
+                allowed = 1e-13 * size[units] / h + 1e-7 * g[moved].abs()
+                wrong &= ~((slope - g[moved]).abs() <= allowed)
+                if not bool(wrong.any()):
+                    break
+            else:
+                i = int(wrong.nonzero()[0])
+                given, differed = float(g[moved[i]]), float(slope[i])
+                raise LawBroken(
+                    f"term {name}: d loss / d {statistic} of token {int(moved[i])} is {given:.9g} by autograd and "
+                    f"{differed:.9g} by finite differences; a loss is a smooth function of the leaves, and what "
+                    f"is not differentiated stands under .detach()"
                 )
-
-
-def _loss(prepared: Prepared, p: PreparedTerm, leaves: Mapping[str, Tensor]) -> Tensor:
-    losses = p.term.evaluate(prepared.batch, p.covered, leaves)
-    return reduce(losses.value, losses.row, p.scale, p.n)
-
-
-def _slopes(
-    prepared: Prepared,
-    p: PreparedTerm,
-    leaves: Mapping[str, Tensor],
-    statistic: str,
-    i: int,
-    held: HeldFixed,
-    size: float,
-) -> list[tuple[float, float]]:
-    """Five-point differences of fourth order, and what their rounding allows.
-
-    The smaller steps are only looked at if the first one does not agree: it may straddle the corner of a clip.
-    """
-
-    def at(move: float) -> float:
-        moved = {s: v.clone() for s, v in leaves.items()}
-        moved[statistic][i] += move
-        held.again()
-        with held:
-            return float(_loss(prepared, p, moved))
-
-    found = []
-    for h in (1e-4, 1e-5, 1e-6):
-        slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
-        found.append((slope, 1e-13 * max(1.0, size) / h))
-    return found
 
 
 def detached_inputs(method: Method) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from interlace.parts.segments import position_in_row
 from interlace.training.collect import pack
 from interlace.types import Batch, Finish, Problem, Sampling, Source, Trajectory, Verdict
 
@@ -18,7 +19,7 @@ ARRAYS = ("old_logp", "ref_logp", "entropy", "values", "topk_mass")
 
 
 class ToyPolicy:
-    """logits = head(tanh(E[input] + P[position] + mean of E over the row so far)); the last makes rows matter."""
+    """logits = head(tanh(E[input] + P[position] + mean of E over the row so far)), so that rows matter."""
 
     def __init__(self, seed: int = 0, width: int = 6) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -35,12 +36,11 @@ class ToyPolicy:
         s = batch.slots
         assert s is not None
         e = self.embedding[s.input]
-        total = torch.zeros_like(e)
-        for r in range(batch.n_rows):
-            of_row = (s.row == r).nonzero()[:, 0]
-            running = torch.cumsum(e[of_row], 0) / torch.arange(1, of_row.numel() + 1)[:, None]
-            total = total.index_put((of_row,), running)
-        return torch.tanh(e + self.place[s.position] + total)[s.slot]
+        place = position_in_row(s.row, batch.n_rows)
+        total = torch.cat([torch.zeros_like(e[:1]), torch.cumsum(e, 0)])
+        first = torch.arange(e.shape[0]) - place
+        running = (total[1:] - total[first]) / (place + 1)[:, None]
+        return torch.tanh(e + self.place[s.position] + running)[s.slot]
 
     def score(
         self, batch: Batch, needs: Sequence[str] = ("logp",), *, grad: bool = True
@@ -140,7 +140,7 @@ def trajectories(seed: int = 0, groups: int = 4, temperature: float = 1.0) -> li
 
 
 def batch_of(rows: Sequence[Trajectory], seed: int = 0) -> Batch:
-    """A packed batch with random detached arrays that belong to (row id, position), whatever the row order."""
+    """A packed batch with random detached arrays by (row id, position), whatever the row order."""
     batch = pack(rows, completion_limit=8)
     columns: dict[str, list[float]] = {name: [] for name in ARRAYS}
     for row in rows:

@@ -23,8 +23,14 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 
 FROM_RUN = {
-    name: name for name in ("task", "reward", "seed", "reward_timeout", "reward_workers", "precision")
-} | {"eval_problems": "problems"}
+    "task": "task",
+    "reward": "reward",
+    "reward_timeout": "reward_timeout",
+    "reward_workers": "reward_workers",
+    "precision": "precision",
+    "seed": "seed",
+    "eval_problems": "problems",
+}
 """What a run folder's configuration supplies, and as which setting, unless another value is given."""
 
 

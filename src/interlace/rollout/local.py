@@ -81,6 +81,11 @@ class LocalEngine:
                 stacklevel=2,
             )
 
+    @classmethod
+    def for_policy(cls, policy: Any, **options: Any) -> LocalEngine:
+        """An engine on a text policy's `model`, `tokenizer` and `eos_ids`; `options` as for the class."""
+        return cls(policy.model, policy.tokenizer, policy.eos_ids, **options)
+
     def refresh(self) -> None:
         """Read the weights again; `generate` does so by itself when it sees that they have changed.
 
@@ -126,35 +131,33 @@ class LocalEngine:
 
     def _run(self, waiting: deque[_Row], limit: int) -> None:
         live: list[_Row] = []
+        draws: _Draws | None = None
         while live or waiting:
             free = limit - len(live)
             if waiting and (not live or free >= max(1, limit // 4)):
                 entering = [waiting.popleft() for _ in range(min(free, len(waiting)))]
                 entering.sort(key=lambda row: len(row.prompt))
                 prompts, copies = _shared_prompts(entering)
-                logits = self._decoder.admit(prompts, copies)
-                self._choose(entering, logits)
-                live = self._retire(live + entering)
+                self._choose(entering, _Draws(entering, self.device), self._decoder.admit(prompts, copies))
+                live, draws = self._retire(live + entering), None
             if live:
+                draws = draws or _Draws(live, self.device)
                 tokens = torch.tensor([row.ids[-1] for row in live], device=self.device)
-                self._choose(live, self._decoder.step(tokens))
+                self._choose(live, draws, self._decoder.step(tokens))
+                before = len(live)
                 live = self._retire(live)
+                draws = draws if len(live) == before else None
 
-    def _choose(self, rows: list[_Row], logits: Tensor) -> None:
+    def _choose(self, rows: list[_Row], draws: _Draws, logits: Tensor) -> None:
         """Sample the next token of each row and notice which rows that ends."""
-        keys = torch.tensor([row.key for row in rows], device=self.device)
-        positions = torch.tensor([row.offset + len(row.ids) for row in rows], device=self.device)
-        knobs: dict[str, Any] = {
-            name: _shared([getattr(row.sampling, name) for row in rows], self.device) for name in _KNOBS
-        }
-        ids, logp = draw(logits, uniforms_at(keys, positions), **knobs)
-        new_logp = logp.tolist()
-        if not math.isfinite(sum(new_logp)):
+        ids, logp = draws.next(logits)
+        values = logp.tolist()
+        if not math.isfinite(sum(values)):
             raise FloatingPointError(
                 "the model's logits are not finite, so nothing can be sampled: the weights have probably "
                 "diverged; lower the learning rate or go back to an earlier checkpoint"
             )
-        for row, token, value in zip(rows, ids.tolist(), new_logp, strict=True):
+        for row, token, value in zip(rows, ids.tolist(), values, strict=True):
             row.add(token, value)
 
     def _retire(self, rows: list[_Row]) -> list[_Row]:
@@ -244,14 +247,6 @@ class LocalEngine:
         return max(1, min(most, memory // row))
 
 
-def engine_for_policy(policy: Any, **options: Any) -> LocalEngine:
-    """A `LocalEngine` on a text policy's `model`, `tokenizer` and `eos_ids`; `options` as there."""
-    return LocalEngine(policy.model, policy.tokenizer, policy.eos_ids, **options)
-
-
-_KNOBS = ("temperature", "top_k", "top_p", "min_p")
-
-
 @dataclass(slots=True)
 class _Row:
     """A continuation in the making."""
@@ -276,10 +271,23 @@ class _Row:
             self.finish = Finish.LENGTH
 
 
-def _shared(values: list[float], device: torch.device) -> float | Tensor:
-    """The one value that all rows have, or one per row."""
-    first = values[0]
-    return first if values.count(first) == len(values) else torch.tensor(values, device=device)
+class _Draws:
+    """Random numbers and sampling parameters of a batch of rows, as long as the batch stays the same."""
+
+    def __init__(self, rows: Sequence[_Row], device: torch.device) -> None:
+        self.keys = torch.tensor([row.key for row in rows], device=device)
+        self.positions = torch.tensor([row.offset + len(row.ids) for row in rows], device=device)
+        self.knobs: dict[str, Any] = {}
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            values = [getattr(row.sampling, name) for row in rows]
+            shared = values.count(values[0]) == len(values)
+            self.knobs[name] = values[0] if shared else torch.tensor(values, device=device)
+
+    def next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and log-probabilities [rows] of the next token of each row."""
+        drawn = draw(logits, uniforms_at(self.keys, self.positions), **self.knobs)
+        self.positions += 1
+        return drawn
 
 
 def _shared_prompts(rows: Sequence[_Row]) -> tuple[list[list[int]], list[int]]:

@@ -102,11 +102,20 @@ class Rollouts:
     seed: int
     version: int = 0
     ranks: Ranks = field(default_factory=Ranks)
+    _rendered: dict[str, tuple[Problem, list[int], list[int]]] = field(default_factory=dict, repr=False)
+
+    def rendered(self, problem: Problem) -> tuple[list[int], list[int]]:
+        """Prompt and demonstration ids of a problem, from the one renderer, once."""
+        known = self._rendered.get(problem.id)
+        if known is None or known[0] is not problem:
+            prompt = self.renderer.prompt_ids(problem)
+            answer = [] if problem.demonstration is None else self.renderer.demonstration_ids(problem)
+            known = self._rendered[problem.id] = (problem, prompt, answer)
+        return known[1], known[2]
 
     def demonstration(self, problem: Problem, row: int, group: str | int) -> Trajectory:
         """The teacher-forced row of a problem's demonstration, its end-of-sequence token included."""
-        prompt = self.renderer.prompt_ids(problem)
-        ids = self.renderer.demonstration_ids(problem)
+        prompt, ids = self.rendered(problem)
         source = [Source.PROMPT] * len(prompt) + [Source.DEMO] * len(ids)
         given = problem.meta.get("behaviour_logp")
         behaviour = None
@@ -132,7 +141,7 @@ class Rollouts:
         """Sample and score; rows are numbered from `first_row` in request order."""
         numbered, row = [], first_row
         for request in requests:
-            prompt = request.prompt_ids or tuple(self.renderer.prompt_ids(request.problem))
+            prompt = request.prompt_ids or tuple(self.rendered(request.problem)[0])
             rows = tuple(range(row, row + request.n))
             row += request.n
             sampling = request.sampling or self.sampling
