@@ -10,6 +10,7 @@ def __getattr__(name: str):  # heavy rooms load on first use
         "explain": "interlace.analysis.explain",
         "train": "interlace.training.run",
         "evaluate": "interlace.evaluation.evaluate",
+        "evaluate_model": "interlace.evaluation.model",
         "load_policy": "interlace.policies",
         "load_task": "interlace.tasks",
         "sample_batch": "interlace.analysis.batch",

@@ -10,15 +10,17 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from interlace.methods import Entry, Method, get
 from interlace.methods._parameters import Parameters
+from interlace.rules.blocks import Blocks
+from interlace.rules.controllers import parse_until
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
@@ -71,8 +73,21 @@ class StageSettings(_Settings):
     stop: list[str] = Field(default_factory=list, description="texts that end a completion")
     max_prompt_tokens: Count | None = Field(None, description="longer prompts are dropped and counted")
     max_demo_tokens: Count | None = Field(None, description="longer demonstrations are dropped and counted")
+    until: str | None = Field(
+        None, description="ends the stage early: pass:0.3 (validation pass rate), loss:3 (no fall in 3 looks)"
+    )
     eval_every: Whole = Field(0, description="steps between evaluations on validation problems; 0 is never")
     save_every: Whole = Field(100, description="steps between checkpoints; 0 is only at the stage's end")
+    keep: Literal["last", "best"] = Field(
+        "last", description="weights that the stage ends with: the last, or the best of its evaluations"
+    )
+
+    @field_validator("until")
+    @classmethod
+    def _known_rule(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_until(text)
+        return text
 
     @property
     def optimizer_steps_per_step(self) -> int:
@@ -132,13 +147,27 @@ class Configuration:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, derived values included, as plain data; `resolve` takes it back."""
-        parameters = {k: _plain(v) for k, v in self.parameters.model_dump().items()}
+        names = type(self.parameters).model_fields
+        parameters = {name: _plain(getattr(self.parameters, name)) for name in names}
         return {
             "method": self.method_spec,
             "parameters": parameters,
             **self.run.model_dump(),
             "stages": {s.name: s.settings.model_dump() for s in self.stages},
         }
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The tagged blocks that answers of this run are made of."""
+        return next((s.method.blocks for s in self.stages if s.method.blocks is not None), None)
+
+    def judge(self, scorer: Any) -> Any:
+        """What scores whole answers, from a scorer of contents."""
+        return scorer if self.blocks is None else self.blocks.scorer(scorer)
+
+    def alphabet(self, characters: str | None) -> Any:
+        """The characters of a model from scratch, from those of its task; `None` is open text."""
+        return characters if self.blocks is None else self.blocks.alphabet(characters)
 
     def derived(self) -> dict[str, dict[str, Any]]:
         """What follows from the settings, per stage, for people."""
@@ -159,6 +188,8 @@ class Configuration:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
     return value if isinstance(value, str | int | float | bool | type(None) | list | dict) else str(value)
 
 
@@ -222,7 +253,7 @@ def resolve(method: str | Entry, settings: Mapping[str, Any]) -> Configuration:
         raise ConfigError("both task and data are given; give one of them")
     run.task = run.data or run.task or "countdown"
     run.data = None
-    graph = {} if built.alternation is not None else built.stages
+    graph = built.pipeline or ({} if built.alternation is not None else built.stages)
     names = list(graph) or ["train"]
     for name in stage_overrides:
         if name not in names:
@@ -240,6 +271,8 @@ def resolve(method: str | Entry, settings: Mapping[str, Any]) -> Configuration:
         samples = rule.sample is not False
         _defaults(chosen, rule, samples, scratch, built.stage_steps.get(name))
         _check_stage(name, chosen, samples)
+        if chosen.until is not None:
+            rule = replace(rule, finished=parse_until(chosen.until))
         stages.append(Stage(name, rule, chosen, samples))
     spec = method if isinstance(method, str) else entry.name
     return Configuration(entry, validated, run, tuple(stages), spec)
@@ -262,9 +295,10 @@ def _defaults(s: StageSettings, rule: Method, samples: bool, scratch: bool, limi
     """Fill in what depends on the stage and the kind of model."""
     if s.lr is None:
         s.lr = (3e-4 if samples else 3e-3) if scratch else (2e-6 if samples else 2e-5)
+    s.group_size = getattr(rule.sample, "group_size", s.group_size)
     if s.critic_lr is None:
         s.critic_lr = 5 * s.lr
-    if s.steps is None:
+    if s.steps is None and rule.epochs is None:
         s.steps = limit or ((400 if samples else 900) if scratch else (50 if samples else 100))
     if s.demos_per_step is None:
         s.demos_per_step = (
@@ -281,6 +315,10 @@ def _check_stage(name: str, s: StageSettings, samples: bool) -> None:
         raise ConfigError(
             f"stage '{name}': updates_per_epoch={s.updates_per_epoch} is more than prompts_per_step="
             f"{s.prompts_per_step}; groups are never split between optimizer steps"
+        )
+    if s.keep == "best" and not s.eval_every:
+        raise ConfigError(
+            f"stage '{name}': keep=best chooses between evaluations; give eval_every=STEPS, or keep=last"
         )
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # tasks and reward workers speak these words without importing torch
+    import torch
+    from torch import Tensor
 
 # --------------------------------------------------------------------------------------
 # Problems and verdicts
@@ -350,7 +351,7 @@ class Batch:
     @property
     def length(self) -> Tensor:
         """int64 [R]: decisions per row."""
-        return torch.bincount(self.row, minlength=self.n_rows)
+        return self.row.bincount(minlength=self.n_rows)
 
     @property
     def tempered(self) -> bool:
@@ -363,29 +364,25 @@ class Batch:
 
     def is_source(self, *names: str) -> Tensor:
         """bool [N]: decisions whose source is one of `names`."""
-        mask = torch.zeros(self.n_decisions, dtype=torch.bool)
+        mask = self.active.new_zeros(self.n_decisions)
         for name in names:
             mask |= self.source == SOURCE_NAMES[name]
         return mask
 
     def subset(self, rows: Tensor) -> Batch:
         """The batch of only these rows (int64 [r], in the order given), with groups kept by id."""
-        rows = torch.as_tensor(rows, dtype=torch.int64)
-        starts = torch.searchsorted(self.row, torch.arange(self.n_rows + 1))
-        decisions, row = _gather_rows(starts, rows)
+        decisions, row = _gather_rows(self.length, rows)
         slots = None
         if self.slots is not None:
             s = self.slots
-            slot_starts = torch.searchsorted(s.row, torch.arange(self.n_rows + 1))
-            taken, slot_row = _gather_rows(slot_starts, rows)
-            new_start = torch.zeros(rows.numel(), dtype=torch.int64)
-            lengths = slot_starts[rows + 1] - slot_starts[rows]
-            new_start[1:] = torch.cumsum(lengths, 0)[:-1]
+            lengths = s.row.bincount(minlength=self.n_rows)
+            taken, slot_row = _gather_rows(lengths, rows)
+            moved = _starts(lengths[rows]) - _starts(lengths)[rows]
             slots = Slots(
                 input=s.input[taken],
                 position=s.position[taken],
                 row=slot_row,
-                slot=s.slot[decisions] - slot_starts[rows][row] + new_start[row],
+                slot=s.slot[decisions] + moved[row],
                 target=s.target[decisions],
                 temperature=s.temperature[decisions],
                 second_input=None if s.second_input is None else s.second_input[taken],
@@ -411,24 +408,27 @@ class Batch:
 
     def decisions_of(self, rows: Tensor) -> Tensor:
         """int64: indices of the decisions of `rows`, in that order (as `subset` orders them)."""
-        starts = torch.searchsorted(self.row, torch.arange(self.n_rows + 1))
-        return _gather_rows(starts, torch.as_tensor(rows, dtype=torch.int64))[0]
+        return _gather_rows(self.length, rows)[0]
 
 
-def _gather_rows(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of all elements of `rows` in a flat layout with row `starts`, and their new row index."""
-    lengths = starts[rows + 1] - starts[rows]
-    new_row = torch.repeat_interleave(torch.arange(rows.numel()), lengths)
-    first = torch.cumsum(lengths, 0) - lengths
-    index = torch.arange(int(lengths.sum())) - first[new_row] + starts[rows][new_row]
-    return index, new_row
+def _starts(lengths: Tensor) -> Tensor:
+    """Where each row of a flat layout begins."""
+    return lengths.cumsum(0) - lengths
+
+
+def _gather_rows(lengths: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices of the elements of `rows` in a flat layout of rows of these lengths, and their new row."""
+    taken = lengths[rows]
+    new_row = (taken.new_ones(taken.numel()).cumsum(0) - 1).repeat_interleave(taken)
+    place = taken.new_ones(new_row.numel()).cumsum(0) - 1 - _starts(taken)[new_row]
+    return _starts(lengths)[rows][new_row] + place, new_row
 
 
 # --------------------------------------------------------------------------------------
 # Policies
 # --------------------------------------------------------------------------------------
 
-Statistics = Mapping[str, Tensor]
+Statistics = Mapping[str, "Tensor"]
 """One value per decision and statistic, float32 or float64 [N], attached to the policy's graph when
 scored with `grad=True`. Names:
 

@@ -129,11 +129,27 @@ def test_a_checkpoint_is_evaluated_like_its_run(finished, run):
     assert of_checkpoint["problems"] == of_run["problems"]
 
 
-def test_a_run_that_learns_nothing_stops_with_status_1_and_the_knob(run, tmp_path):
-    words = ["grpo", "task=countdown:numbers=2", "problems=4", "eval_problems=1", "prompts_per_step=1"]
-    words += ["group_size=2", "max_new_tokens=1", "steps=9", "stop_dead_after=2", f"out={tmp_path}/dead"]
-    status, _, err = run("train", *words)
-    assert status == 1
-    assert re.search(
-        r"^error: .* for 2 steps in a row: .*max_new_tokens|^error: .* for 2 steps in a row: ", err, re.M
-    )
+def test_a_run_does_not_bring_its_verifier_and_limit_to_another_task(tmp_path):
+    from interlace.evaluation.model import run_settings
+
+    shown = resolve("sft", {"task": "countdown", "reward": "math", "max_new_tokens": 9, "seed": 4}).to_dict()
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(shown))
+    own = run_settings(tmp_path)
+    assert (own["reward"], own["max_new_tokens"], own["task"]) == ("math", 9, "countdown")
+    assert run_settings(tmp_path, "countdown") == own
+    other = run_settings(tmp_path, "arithmetic")
+    assert "reward" not in other and "max_new_tokens" not in other and other["seed"] == 4
+    assert run_settings("scratch:nano") == {}
+
+
+def test_a_run_that_learns_nothing_ends_with_status_1_and_its_message(run, monkeypatch):
+    import interlace.training.run
+    from interlace.training.metrics import DeadRun
+
+    def dead(*words, **settings):
+        raise DeadRun("every completion was truncated for 9 steps in a row: raise max_new_tokens")
+
+    monkeypatch.setattr(interlace.training.run, "train", dead)
+    status, out, err = run("train", "grpo")
+    assert (status, out) == (1, "")
+    assert err == "error: every completion was truncated for 9 steps in a row: raise max_new_tokens\n"

@@ -78,7 +78,7 @@ def test_critic_and_entropy_terms_act_in_training_only():
 
 
 def test_critic_is_absent_with_group_advantages():
-    _, mix = interlace.methods.amft(advantage="group", entropy_bonus=0).stage("mix")
+    _, mix = interlace.methods.amft(advantage="group", entropy_bonus=0, eta_entropy=0).stage("mix")
     assert [t.name for t in mix.terms] == ["policy", "sft"]
     assert mix.needs == frozenset()
 

@@ -41,7 +41,9 @@ def tiny_policy(arch: str = "llama", *, precision: str = "fp32", seed: int = 0, 
     return TextPolicy(model, character_tokenizer(ALPHABET), precision=precision, device="cpu")
 
 
-def random_rows(lengths: Sequence[tuple[int, int]], vocabulary: int = 20, seed: int = 0) -> list[tuple[list, list]]:
+def random_rows(
+    lengths: Sequence[tuple[int, int]], vocabulary: int = 20, seed: int = 0
+) -> list[tuple[list, list]]:
     """(prompt ids, response ids) for each (prompt length, response length)."""
     generator = torch.Generator().manual_seed(seed)
 

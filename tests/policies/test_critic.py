@@ -15,7 +15,7 @@ def test_values_start_at_zero_and_learn(shared):
     assert isinstance(critic, Policy)
     assert critic.score(BATCH)["value"].tolist() == [0.0] * 8
     optimizer = torch.optim.Adam(critic.trainable(), lr=0.05)
-    for _ in range(30):
+    for _ in range(60):
         optimizer.zero_grad()
         value = critic.score(BATCH)
         critic.backward(value, {"value": 2 * (value["value"].detach() - 3.0)})

@@ -138,7 +138,9 @@ def test_numbers_of_a_two_token_vocabulary_by_hand():
 
 
 def test_a_tied_weight_receives_the_gradient_of_both_of_its_uses():
-    weight = torch.randn(11, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    weight = torch.randn(
+        11, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     ids, target = torch.tensor([3, 7, 3]), torch.tensor([1, 3, 7])
     hidden = torch.tanh(weight[ids])
     got = head_statistics(hidden, Head(weight), torch.arange(3), target, torch.ones(3))["logp"].sum()
@@ -205,7 +207,13 @@ def test_no_tensor_grows_with_decisions_times_vocabulary(vocabulary):
         # What has the weight's shape is the weight, its gradient, or a view of them.
         with Largest(weight.shape) as seen:
             got = head_statistics(
-                hidden, Head(weight), torch.arange(n), target, torch.ones(n), ("logp", "entropy"), tile_bytes=4 * tile
+                hidden,
+                Head(weight),
+                torch.arange(n),
+                target,
+                torch.ones(n),
+                ("logp", "entropy"),
+                tile_bytes=4 * tile,
             )
             torch.autograd.backward(list(got.values()), [torch.ones(n)] * 2)
         return seen.elements

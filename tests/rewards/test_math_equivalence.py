@@ -64,7 +64,6 @@ def test_other_answers_fail(answer, text):
 
 @pytest.mark.parametrize("answer", [None, "", r"\frac{", "???", "#### "])
 def test_a_gold_answer_that_cannot_be_parsed_is_unscorable_and_never_right(answer):
-    # E1: "reward 1 whenever the gold answer cannot be parsed".
     for text in ("1", "", str(answer)):
         score = MATH(text, Problem("p", "q", answer))
         assert (score.verdict, score.reward, score.reason[:4]) == (Verdict.UNSCORABLE, None, "gold")
@@ -73,7 +72,7 @@ def test_a_gold_answer_that_cannot_be_parsed_is_unscorable_and_never_right(answe
 @pytest.mark.parametrize(
     ("answer", "form"),
     [
-        (r"x=8 or x=-6, sum is \boxed{2}", "2"),  # E3: one canonical form, not two candidates
+        (r"x=8 or x=-6, sum is \boxed{2}", "2"),  # one canonical form, not two candidates
         ("1,234", "1,234"),
         ("0.50", "0.50"),
         ("so\n#### 7\n", "7"),

@@ -108,6 +108,20 @@ def test_a_worker_killed_while_idle_costs_no_row(scorer, tmp_path):
     assert [s.verdict for s in run(scorer, "right", "right", "right")] == ["pass"] * 3
 
 
+def test_a_row_whose_worker_died_before_taking_it_up_is_judged_by_another_one(scorer, tmp_path):
+    note = tmp_path / "pid"
+    run(scorer, "right", "right", f"pid {note}")
+    assert len(scorer._pool.idle) == 2
+    for worker in scorer._pool.idle:
+        os.kill(worker.pid, signal.SIGSTOP)  # it accepts the request, and never reads it
+    killer = threading.Timer(
+        0.3, lambda: [os.kill(w.pid, signal.SIGKILL) for w in list(scorer._pool.busy.values())]
+    )
+    killer.start()
+    assert [s.verdict for s in run(scorer, "right", "right")] == ["pass", "pass"]
+    killer.join()
+
+
 def test_closing_leaves_no_process_and_a_later_call_starts_anew(scorer, tmp_path):
     note = tmp_path / "pid"
     run(scorer, f"pid {note}")
@@ -121,7 +135,7 @@ def test_closing_leaves_no_process_and_a_later_call_starts_anew(scorer, tmp_path
 def test_an_interrupted_call_leaves_no_worker_that_answers_for_another_row(scorer, monkeypatch):
     real = scorer._pool._collect
 
-    def interrupted(scores):
+    def interrupted():
         raise KeyboardInterrupt
 
     monkeypatch.setattr(scorer._pool, "_collect", interrupted)

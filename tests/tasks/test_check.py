@@ -4,7 +4,7 @@ from interlace.types import Problem, Score, Verdict
 
 
 def test_a_demonstration_is_checked_before_anything_is_cut():
-    # C8: a demonstration whose answer stands at its very end passes whole, and only whole.
+    # A demonstration whose answer stands at its very end passes whole, and only whole.
     steps = "so " * 1000
     problems = [
         Problem("whole", "q", "7", demonstration=f"{steps}#### 7"),
@@ -22,11 +22,18 @@ def test_gold_completions_and_demonstrations_are_counted_and_failures_listed():
         Problem("c", "q", None),
     ]
     report = check_problems(problems, Exact())
-    assert report.checked == {"gold": 2, "completion": 2, "demonstration": 1, "nonsense": 3}
+    assert report.checked == {"gold": 2, "completion": 2, "demonstration": 1, "nonsense": 2}
     assert report.unchecked == 1
     assert [(f.index, f.what) for f in report.failures] == [(1, "completion")]
     assert "completion 1/2" in report.summary() and "row 1 (b)" in report.summary()
     assert not report.ok
+
+
+def test_rows_without_an_answer_are_only_to_imitate_and_no_failure():
+    problems = [Problem(str(i), "q", None, demonstration="anything") for i in range(3)]
+    report = check_problems(problems, Exact())
+    assert report.ok and report.unchecked == 3
+    assert drop_failures(problems, report) == problems
 
 
 def test_a_gold_answer_that_does_not_parse_is_listed_as_unscorable():

@@ -37,7 +37,8 @@ def test_question_and_answer_become_prompt_and_answer_and_the_rest_is_kept(tmp_p
         ({"instruction": "add", "input": "1 2", "output": "3"}, "add\n\n1 2", None, "3", None),
         ({"instruction": "add", "input": "", "output": "3"}, "add", None, "3", None),
         (
-            {"prompt": [USER], "completion": [{"role": "assistant", "content": "a"}]}, [USER], None, "a", None,
+            {"prompt": [USER], "completion": [{"role": "assistant", "content": "a"}]},
+            [USER], None, "a", None,
         ),
     ],
 )  # fmt: skip

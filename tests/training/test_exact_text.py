@@ -7,7 +7,7 @@ import torch
 
 from interlace.methods import REGISTER
 from interlace.policies import Critic, Renderer, load_policy
-from interlace.rollout import engine_for_policy
+from interlace.rollout import LocalEngine
 from interlace.tasks import load_task
 from interlace.training.collect import Rollouts, annotate, collect, pack
 from interlace.training.distributed import Ranks
@@ -34,7 +34,7 @@ def collected(request):
         f"scratch:nano,arch={request.param},hidden=16,layers=2,heads=2", precision="fp64", alphabet=task.alphabet
     )
     renderer = Renderer(policy.tokenizer, policy.eos_ids)
-    rollouts = Rollouts(engine_for_policy(policy), renderer, Parity(), Sampling(max_tokens=12), seed=1)
+    rollouts = Rollouts(LocalEngine.for_policy(policy), renderer, Parity(), Sampling(max_tokens=12), seed=1)
     problems = task.problems("train", 6, seed=0)
     rows = collect(rollouts, None, problems[:4], step=0, group_size=4, demonstrations=problems[4:]).rows
     return policy, rows

@@ -13,7 +13,7 @@ from interlace.config import resolve
 from interlace.methods import Entry
 from interlace.policies import Renderer, load_policy
 from interlace.rewards import Scorer, load_reward
-from interlace.rollout import engine_for_policy
+from interlace.rollout import LocalEngine
 from interlace.tasks import load_task
 from interlace.training.collect import Feed, Rollouts, annotate, collect, pack
 from interlace.types import SPANS, Finish, Sampling, Source
@@ -63,7 +63,7 @@ def sample_batch(method: str | Entry = "grpo", **settings: Any) -> SampledBatch:
     problems = task.problems("train", s.prompts_per_step, seed=run.seed)
     with Scorer(load_reward(run.reward) if run.reward else task.reward, timeout=run.reward_timeout) as scorer:
         rollouts = Rollouts(
-            engine_for_policy(policy),
+            LocalEngine.for_policy(policy),
             renderer,
             scorer,
             Sampling(s.temperature, max_tokens=s.max_new_tokens or 64),

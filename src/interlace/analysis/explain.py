@@ -9,13 +9,15 @@ import difflib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from interlace.methods import Entry, get
-from interlace.training.objective import Prepared, assign, evaluate, prepare, total
+from interlace.methods import Entry, Method, get
+from interlace.parts.terms import Term, TermReport
+from interlace.training.objective import Prepared, assign, evaluate, prepare
 from interlace.types import SOURCE_NAMES, SPANS, Batch, Finish, Verdict
 
 
@@ -58,42 +60,82 @@ def explain(
     Raises:
         ValueError: bad rows, an unknown method or parameter; names the row and key and what is accepted.
     """
-    entry = get(method)
-    built = entry(**parameters)
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise ExplainError(f"step={step!r}: accepted are integers >= 0")
     numbers = parse_state(state)
-    _, rule = built.stage(stage, numbers)
-    batch = parse_rows(rows)
-    prepared = prepare(assign(batch, rule, step=step), rule, step=step, state=numbers)
-    shown = [i for i, p in enumerate(prepared.terms) if p.term.explained]
-    results = evaluate(prepared, {"policy": {"logp": batch.arrays["logp"]}}, shown)
-    gradient = total([g for _, g in results], batch.n_decisions).get("logp")
-    coefficient = torch.zeros(batch.n_decisions, dtype=torch.float64) if gradient is None else 0.0 - gradient
-    advantage = shown_advantage(prepared)
-    starts = [0, *torch.cumsum(batch.length, 0).tolist()]
+    found = evaluate_rows(get(method)(**parameters), parse_rows(rows), checked_step(step), stage, numbers)
+    coefficient, advantage = found.coefficient, shown_advantage(found.prepared)
     return {
-        "loss": sum(r.loss for r, _ in results),
+        "loss": sum(r.loss for r in found.reports),
         "terms": [
             {"name": r.name, "coefficient": r.coefficient, "denominator": r.denominator, "n": r.n}
-            for r, _ in results
+            for r in found.reports
         ],
         "rows": [
             {"advantage": advantage[a:b].tolist(), "coefficient": coefficient[a:b].tolist()}
-            for a, b in itertools.pairwise(starts)
+            for a, b in itertools.pairwise(row_starts(found.prepared.batch))
         ],
     }
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One stage of a method on given rows.
+
+    Attributes:
+        stage: Its name, `None` where the method has none.
+        rule: The method of that stage.
+        prepared: The rows after regroup, advantages and select, with the terms that `explain` shows.
+        reports: What each of these terms contributes.
+        coefficients: For each of them d(-its loss)/d logp, float64 [N].
+    """
+
+    stage: str | None
+    rule: Method
+    prepared: Prepared
+    reports: list[TermReport]
+    coefficients: list[Tensor]
+
+    @property
+    def coefficient(self) -> Tensor:
+        """d(-loss)/d logp of every token, [N]."""
+        return sum(self.coefficients, torch.zeros(self.prepared.batch.n_decisions, dtype=torch.float64))
+
+
+def evaluate_rows(
+    method: Method, batch: Batch, step: int, stage: str | None, state: Mapping[str, float]
+) -> Evaluated:
+    """The terms of one stage on rows whose log-probabilities are `arrays["logp"]`."""
+    name, rule = method.stage(stage, state)
+    prepared = prepare(assign(batch, rule, step=step), rule, step=step, state=state)
+    prepared = replace(prepared, terms=tuple(p for p in prepared.terms if p.term.explained))
+    results = evaluate(prepared, {"policy": {"logp": batch.arrays["logp"]}})
+    nothing = torch.zeros(batch.n_decisions, dtype=torch.float64)
+    gradients = [0.0 - found.get("logp", nothing) for _, found in results]
+    return Evaluated(name, rule, prepared, [report for report, _ in results], gradients)
+
+
+def row_starts(batch: Batch) -> list[int]:
+    """Where each row begins in the flat order of decisions, and where the last ends."""
+    return [0, *torch.cumsum(batch.length, 0).tolist()]
+
+
+def checked_step(step: Any) -> int:
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise ExplainError(f"step={step!r}: accepted are integers >= 0")
+    return step
 
 
 def shown_advantage(prepared: Prepared) -> Tensor:
     """A of the reward-driven term on each decision, 1 under a pure likelihood term alone, else 0, [N]."""
     out = torch.zeros(prepared.batch.n_decisions, dtype=torch.float64)
     for p in sorted(prepared.terms, key=lambda p: not p.term.likelihood):
-        if p.term.explained:
-            a = prepared.batch.arrays.get("advantage")
-            driven = torch.ones_like(out) if p.term.likelihood or a is None else a
-            out[p.covered] = driven[p.covered]
+        out[p.covered] = term_advantage(p.term, prepared.batch)[p.covered]
     return out
+
+
+def term_advantage(term: Term, batch: Batch) -> Tensor:
+    """A in one term, [N]: 1 in a likelihood term and where the method sets no advantage."""
+    a = batch.arrays.get("advantage")
+    return torch.ones(batch.n_decisions, dtype=torch.float64) if term.likelihood or a is None else a
 
 
 def parse_state(state: Mapping[str, Any] | None) -> dict[str, float]:

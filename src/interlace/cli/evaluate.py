@@ -20,7 +20,7 @@ def evaluate(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL [KEY=VALUE]...",
+            metavar="MODEL|KEY=VALUE",
             help="A run folder, a checkpoint, a directory, a Hugging Face name, scratch:SIZE or smollm2, and "
             "settings: task= split= problems= samples= temperature= max_new_tokens= ks= seed= and more.",
         ),

@@ -26,7 +26,7 @@ def explain(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="METHOD... [KEY=VALUE]...",
+            metavar="METHOD|KEY=VALUE",
             help="Methods (names or FILE.py:NAME) and their parameters; chord.mu=0.2 is for one of several. "
             "step=, stage= and state.NAME= place the method in a run; task=, model=, seed= and the like "
             "choose the batch that is sampled where there is no --input.",
@@ -105,7 +105,10 @@ def _from_sampled_batch(names: Sequence[str], settings: Mapping[str, Any]) -> tu
     of_methods = {key for name in names for key in get(name).parameters.model_fields}
     of_run = [key for key in (*RUN_KEYS, *STAGE_KEYS) if key not in of_methods]
     own = {key: value for key, value in settings.items() if key not in of_run}
-    parameters_by_method(names, {k: v for k, v in own.items() if k not in PLACES}, also=of_run)
+    _placed(settings, {})
+    plain = {key: value for key, value in own.items() if key not in PLACES}
+    for name, parameters in parameters_by_method(names, plain, also=of_run).items():
+        get(name).validate(**parameters)  # before any time is spent on sampling
     batch = interlace.sample_batch(names[0], **{k: v for k, v in settings.items() if k in of_run})
     return _from_rows(names, own, {"rows": batch.rows}), batch
 

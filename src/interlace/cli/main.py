@@ -56,7 +56,7 @@ class Commands(TyperGroup):
 
 
 def _is_mistake(error: Exception) -> bool:
-    of_input = ValueError | OverflowError | OSError | ModuleNotFoundError
+    of_input = ValueError | OverflowError | FloatingPointError | OSError | ModuleNotFoundError
     return isinstance(error, of_input) or hasattr(error, "format_message")
 
 

@@ -19,7 +19,7 @@ def train(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[METHOD] [KEY=VALUE]...",
+            metavar="METHOD|KEY=VALUE",
             help="A method (name or FILE.py:NAME) and settings, as lr=1e-3 or stages.sft.steps=200.",
         ),
     ] = None,
@@ -56,11 +56,13 @@ def train(
         settings = merged({"init_from": init_from}, settings)
     written = settings.pop("method", None)
     method = method or written
-    if resume is None and method is None:
-        raise ArgumentsError("train: name a method, as in: interlace train grpo task=countdown")
-    if dry_run:
-        print(describe(resolve(str(method), settings)), end="")
-        return
+    if resume is None:
+        if method is None:
+            raise ArgumentsError("train: name a method, as in: interlace train grpo task=countdown")
+        configuration = resolve(method, settings)
+        if dry_run:
+            print(describe(configuration), end="")
+            return
     from interlace.training.metrics import DeadRun
     from interlace.training.run import train as run
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from interlace.config import ConfigError, read_yaml
+from interlace.config import ConfigError, read_yaml, resolve
 from interlace.evaluation.evaluate import evaluate
 from interlace.evaluation.results import Evaluation
 from interlace.policies import Renderer, load_policy
 from interlace.rewards import Scorer, load_reward
-from interlace.rollout import engine_for_policy
+from interlace.rollout import LocalEngine
 from interlace.tasks import Task, load_task
 from interlace.training.checkpoint import RunFolder
 from interlace.types import Sampling
@@ -95,8 +95,7 @@ def evaluate_model(
     Raises:
         ValueError: unknown or impossible settings, a model or task that does not exist.
     """
-    from_run = run_settings(model)
-    chosen = resolve_settings({**from_run, **settings})
+    chosen = resolve_settings({**run_settings(model, settings.get("task")), **settings})
     task = load_task(chosen.task)
     if chosen.threads is not None:
         import torch
@@ -119,10 +118,10 @@ def evaluate_model(
     reward = load_reward(chosen.reward) if chosen.reward else task.reward
     with Scorer(reward, workers=chosen.reward_workers, timeout=chosen.reward_timeout) as scorer:
         return evaluate(
-            engine_for_policy(policy),
+            LocalEngine.for_policy(policy),
             Renderer(policy.tokenizer, policy.eos_ids),
             problems,
-            scorer,
+            judge_of(model, scorer),
             samples=chosen.samples,
             sampling=how,
             greedy=chosen.greedy,
@@ -156,14 +155,28 @@ def resolve_settings(settings: Mapping[str, Any]) -> EvaluationSettings:
         raise ConfigError(f"{key}={item['input']!r}: {item['msg']}") from None
 
 
-def run_settings(model: str | Path) -> dict[str, Any]:
-    """What the run that `model` names was configured with; empty if it names no run."""
+def run_settings(model: str | Path, task: str | None = None) -> dict[str, Any]:
+    """What the run that `model` names was configured with; empty if it names no run.
+
+    Args:
+        task: Where this is another task than the run's, the run's verifier and token limit are not for it.
+    """
     if not Path(model).is_dir() or not RunFolder(model).has_run():
         return {}
     saved = read_yaml(Path(model) / "config.yaml")
     out = {setting: saved[key] for key, setting in FROM_RUN.items() if saved.get(key) is not None}
+    if task not in (None, saved.get("task")):
+        return {key: value for key, value in out.items() if key != "reward"}
     limits = [s["max_new_tokens"] for s in saved.get("stages", {}).values() if s.get("max_new_tokens")]
     return {**out, "max_new_tokens": max(limits)} if limits else out
+
+
+def judge_of(model: str | Path, scorer: Scorer) -> Any:
+    """What scores the answers of a run's model: the scorer itself, or its look into the answers' blocks."""
+    if not Path(model).is_dir() or not RunFolder(model).has_run():
+        return scorer
+    saved = read_yaml(Path(model) / "config.yaml")
+    return resolve(saved["method"], saved).judge(scorer)
 
 
 def weights_of(model: str | Path) -> str | Path:

@@ -44,15 +44,19 @@ class Method:
         demonstrations: Where demonstrations come from: none, their own feed, or the prompt's group.
         controllers: Objects that move numbers which coefficients read (`rules/controllers.py`).
         update: How terms' gradients become an update (`rules/updates.py`); `None` is their sum.
-        row_scorer: Adds a learned reward to the rows of a step (`rules/bench.py`).
+        row_scorer: Changes the rows of a step before they are packed: a learned reward, a corrupted twin
+            (`rules/bench.py`).
+        blocks: The tagged blocks that answers are made of (`rules/blocks.py`).
         alternation: Chooses one of the stages for every step; the stages are then no stages of the run.
-        harvest: Makes the rows that this stage is trained on, at its start (`rules/harvest.py`).
+        pipeline: The stages of a run where they are not `stages`, in running order.
+        harvest: Makes the rows that this stage is trained on, before it starts (`rules/harvest.py`).
         start: Which weights this stage starts from: those of the `previous` stage or the run's `base`.
         finished: Asked after every step with the bench; true ends the stage before its last step.
         topk: How many tokens the annotation `topk_mass` counts.
         mix: Share of the model's own prediction in the input embeddings of demonstrations, by step.
-        stages: Running order of the named stages; each of them is a method of its own.
+        stages: The named stages that `explain` knows, in running order; each is a method of its own.
         explain_stage: The stage that `explain` shows unless told otherwise.
+        epochs: Passes over the demonstrations that the stage takes where `steps` is not given.
         stage_steps: Limits of rollout steps that a stage's method itself sets.
         choose_stage: Picks a stage from the numbers that controllers hold, where a method alternates.
     """
@@ -68,7 +72,9 @@ class Method:
     controllers: tuple[Any, ...] = ()
     update: Any = None
     row_scorer: Any = None
+    blocks: Any = None
     alternation: Any = None
+    pipeline: Mapping[str, Method] = field(default_factory=dict)
     harvest: Any = None
     start: Literal["previous", "base"] = "previous"
     finished: Callable[[Any], bool] | None = None
@@ -76,6 +82,7 @@ class Method:
     mix: Any = None
     stages: Mapping[str, Method] = field(default_factory=dict)
     explain_stage: str | None = None
+    epochs: int | None = None
     stage_steps: Mapping[str, int | None] = field(default_factory=dict)
     choose_stage: Callable[[Mapping[str, float]], str | None] | None = None
 

@@ -11,7 +11,7 @@ from typing import Any
 from interlace.methods._parameters import within_unit
 from interlace.parts.masks import counted_rollouts
 from interlace.parts.terms import Context
-from interlace.rules.schedules import ACCEPTED, Schedule, parse_schedule
+from interlace.rules.schedules import ACCEPTED, Schedule, parse_schedule, spell
 
 Balance = Callable[[Context], float]
 
@@ -57,7 +57,7 @@ class RewardDriven:
         return min(1.0, max(0.0, self.tau - mean_reward))
 
     def __str__(self) -> str:
-        return f"reward:{self.tau:g}"
+        return f"reward:{spell(self.tau)}"
 
 
 _FORM = re.compile(r"^\s*reward\s*[:(]\s*([^()]*?)\s*\)?\s*$")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interlace.methods._method import BatchRule
+from interlace.methods._method import BatchRule, Method
 from interlace.parts.advantages import group_normalised
 from interlace.parts.divergences import KL_ESTIMATORS
 from interlace.parts.masks import counted_mixed, counted_rollouts, has_reward, overlong_penalty
@@ -176,6 +176,12 @@ def likelihood_term(
         likelihood=True,
         formula="-logp",
     )
+
+
+def supervised(h: Any, denominator: str = "sft_denominator", **given: Any) -> Method:
+    """A stage of plain SFT on its own feed; `given` are further fields of `Method` (a harvest, ...)."""
+    term = likelihood_term(h, denominator=denominator)
+    return Method(terms=(term,), demonstrations="feed", sample=False, **given)
 
 
 def entropy_bonus_terms(

@@ -33,7 +33,9 @@ from interlace.methods._policy_gradient import (
     policy_gradient_term,
 )
 from interlace.methods.ppo import PPO, gae_advantage, value_term
+from interlace.methods.rloo import rloo
 from interlace.parts.terms import Term
+from interlace.rules.controllers import MetaGradient
 
 
 class AMFT(GroupClipped):
@@ -72,11 +74,15 @@ ADVANTAGES: dict[str, Callable[[AMFT], tuple[BatchRule, tuple[Term, ...]]]] = {
           cost=("critic", "three extra backward passes every `every` steps"),
           reductions=("mu=0 is ppo", "advantage=group mu=0 is grpo denominator=tokens"))  # fmt: skip
 def amft(h: AMFT) -> Method:
+    warm_up = Method(terms=(likelihood_term(h),), demonstrations="feed", sample=False)
     rl, sft = balance(held("mu", h.mu))
     advantage, value_terms = ADVANTAGES[h.advantage](h)
     bonus = [replace(t, coefficient=lambda c: rl(c) * h.entropy_bonus) for t in entropy_bonus_terms(h)]
     mixed = (policy_gradient_term(h, coefficient=rl), likelihood_term(h, coefficient=sft))
+    needs = {"values": bool(value_terms), "entropy": h.eta_entropy > 0}
+    reinforced = Method(terms=(policy_gradient_term(h),), advantage=advantage)
+    meta = MetaGradient(h.mu, reinforced, warm_up, rloo(), h.eta_mu, h.eta_entropy,
+                        h.mu_min, h.mu_max, h.every, h.entropy_sign, h.meta)  # fmt: skip
     mix = Method(terms=(*mixed, *value_terms, *bonus), advantage=advantage, demonstrations="feed",
-                 needs=frozenset({"values"} if value_terms else ()))  # fmt: skip
-    warm_up = Method(terms=(likelihood_term(h),), demonstrations="feed", sample=False)
+                 needs=frozenset(k for k, v in needs.items() if v), controllers=(meta,))  # fmt: skip
     return Method(stages={"sft": warm_up, "mix": mix}, explain_stage="mix")

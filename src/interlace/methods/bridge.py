@@ -21,6 +21,7 @@ from interlace.methods._parameters import (
     ScheduledFraction,
 )
 from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient_term
+from interlace.rules.updates import BilevelTeacher
 
 
 class BRIDGE(GroupPolicyGradient):
@@ -38,9 +39,11 @@ class BRIDGE(GroupPolicyGradient):
           reductions=("mu=0 is grpo",))  # fmt: skip
 def bridge(h: BRIDGE) -> Method:
     rl, sft = balance(lambda context: h.mu(context.step))
+    alone = Method(terms=(policy_gradient_term(h),), advantage=group_advantage(h))
     return Method(
         terms=(policy_gradient_term(h, coefficient=rl), likelihood_term(h, coefficient=sft)),
         advantage=group_advantage(h),
         needs=frozenset({"ref_logp"} if h.kl else ()),
         demonstrations="feed",
+        update=BilevelTeacher(alone, sft, h.lora_rank, h.teacher_lr, h.resync),
     )

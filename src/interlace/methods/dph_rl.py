@@ -21,6 +21,7 @@ from interlace.methods._parameters import Count, DenominatorName, GroupClipped, 
 from interlace.methods._policy_gradient import group_advantage, policy_gradient_term
 from interlace.parts.divergences import alpha_divergence, forward_kl, jensen_shannon
 from interlace.parts.terms import Term, View
+from interlace.rules.harvest import SolvedSplit
 
 
 class DPHRL(GroupClipped):
@@ -51,4 +52,4 @@ def dph_rl(h: DPHRL) -> Method:
     rehearsal = Term("divergence", {"demo": loss}, h.div_denominator, h.div_coef, max_length=h.max_length,
                      likelihood=True, formula=f"{h.divergence}(exp(logp - ref_logp))")  # fmt: skip
     return Method(terms=(policy_gradient_term(h), rehearsal), advantage=group_advantage(h),
-                  needs=frozenset({"ref_logp"} if h.div_coef else ()), demonstrations="feed")  # fmt: skip
+                  demonstrations="feed", harvest=SolvedSplit(h.samples))  # fmt: skip

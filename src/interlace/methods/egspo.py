@@ -68,5 +68,5 @@ def egspo(h: EGSPO) -> Method:
 
     needs = frozenset({"entropy", *({"ref_logp"} if h.kl else ())})
     rl = Method(terms=(term,), advantage=advantage, needs=needs)
-    sft = Method(terms=(likelihood_term(h),), demonstrations="feed", sample=False)
+    sft = Method(terms=(likelihood_term(h),), demonstrations="feed", sample=False, epochs=h.warmup_epochs)
     return Method(stages={"sft": sft, "rl": rl}, explain_stage="rl")

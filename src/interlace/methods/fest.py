@@ -7,7 +7,8 @@
     form=dpo:  -log sigmoid(beta (r+ - r-)) per pair
     beta = beta1 if no rollout of the prompt is correct, beta2 if this one is wrong, beta3 if it is correct
 
-Pair terms are multiplied by sft_coef; the three terms have a denominator each.
+Pair terms are multiplied by sft_coef; the three terms have a denominator each. In training every step sees
+the same `shots` demonstrated prompts (none: as many as fresh ones) beside fresh prompts.
 
 Evidence: abstract and two full-paper summaries read, no code; beta1-3 and sft_coef are our values.
 Deviations: none known. Reference: arXiv 2605.15012.
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from interlace.methods._method import Method, register
-from interlace.methods._parameters import DenominatorName, GroupClipped, NonNegative
+from interlace.methods._parameters import Count, DenominatorName, GroupClipped, NonNegative
 from interlace.methods._policy_gradient import group_advantage, policy_gradient_term
 from interlace.parts.masks import correct, has_reward, has_token, in_group_with
 from interlace.parts.pair_losses import logistic_preference, pairs_in_group, preference_weight
@@ -27,6 +28,7 @@ from interlace.parts.reducer import Denominator
 from interlace.parts.segments import row_constant, row_sum
 from interlace.parts.surrogates import score_function
 from interlace.parts.terms import Losses, Term, View
+from interlace.rules.samplers import FewShot
 from interlace.types import Batch
 
 
@@ -39,6 +41,7 @@ class FEST(GroupClipped):
     std: bool = False
     clip_high: NonNegative | None = 0.28
     denominator: DenominatorName = "length"
+    shots: Count | None = None
 
 
 def guides(batch: Batch) -> Tensor:
@@ -93,4 +96,5 @@ def fest(h: FEST) -> Method:
                 likelihood=True, formula=formula)  # fmt: skip
     plain = policy_gradient_term(h, where=lambda b: ~guided(b))
     beside = [policy_gradient_term(h, name="policy_guided", where=where) for where in reinforced]
-    return Method((plain, *beside, pair), advantage, needs=frozenset({"ref_logp"}), demonstrations="group")
+    return Method((plain, *beside, pair), advantage, needs=frozenset({"ref_logp"}),
+                  demonstrations="group", sample=FewShot(h.shots))  # fmt: skip

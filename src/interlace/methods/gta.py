@@ -5,12 +5,15 @@
 
 The two losses are on disjoint spans, so RL never pulls at the guess. In training `conflict=drop` leaves the
 SFT gradient out of a step in which its dot product with the RL gradient is negative; `project` takes away
-only the opposing part.
+only the opposing part. An answer is <guess> .. </guess> <think> .. </think> <answer> .. </answer> (`tags`:
+words, or symbols of one character); its reward is 1 for that form plus the task's for the content of answer
+(`judged=text` leaves all to the task's reward, which then sees the whole text).
 
 Evidence: paper, through two detailed summaries that agree; paper text and code not read. Deviations: the
 guess is taught on a teacher-forced row of its own (ours). Reference: arXiv 2509.12108.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -25,6 +28,8 @@ from interlace.methods._parameters import (
     ReferenceKL,
 )
 from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient_term
+from interlace.rules.blocks import STYLES, GuessFirst
+from interlace.rules.updates import ConflictRule
 from interlace.types import SPANS, Batch
 
 
@@ -35,6 +40,8 @@ class GTA(GroupBaseline, Clip, ReferenceKL, Length):
     denominator: DenominatorName = "sequence_means"
     sft_denominator: DenominatorName = "sequence_means"
     conflict: Literal["drop", "project"] | None = "drop"
+    tags: Literal["words", "symbols"] = "words"
+    judged: Literal["answer", "text"] = "answer"
 
 
 def guessed(batch: Batch) -> Tensor:
@@ -47,6 +54,7 @@ def guessed(batch: Batch) -> Tensor:
           cost=("two backward passes and gradients unless conflict=none", "reference if kl"),
           reductions=("sft_coef=0 without spans is grpo kl=0.01",))  # fmt: skip
 def gta(h: GTA) -> Method:
+    blocks = replace(STYLES[h.tags], judged=h.judged)
     return Method(
         terms=(
             policy_gradient_term(h, coefficient=h.rl_coef, where=lambda b: ~guessed(b)),
@@ -55,4 +63,7 @@ def gta(h: GTA) -> Method:
         advantage=group_advantage(h),
         needs=frozenset({"ref_logp"} if h.kl else ()),
         demonstrations="group",
+        sample=GuessFirst(blocks),
+        blocks=blocks,
+        update=None if h.conflict is None else ConflictRule(h.conflict),
     )

@@ -40,6 +40,8 @@ from interlace.methods.luffy import shaped_demonstration
 from interlace.parts import masks
 from interlace.parts.masks import beside_rollouts
 from interlace.parts.terms import Term
+from interlace.rules.samplers import WithDemonstration
+from interlace.rules.updates import SkipLargeGradients
 from interlace.types import Batch
 
 
@@ -85,4 +87,6 @@ def hpt(h: HPT) -> Method:
         regroup=(lambda b: gated(h, b), lambda b: warn_unrewarded(b, beside_rollouts)),
         advantage=group_advantage(h, lambda b: masks.counted_mixed(b) & beside_rollouts(b)),
         demonstrations="group",
+        sample=WithDemonstration(),
+        update=None if h.skip_grad_norm is None else SkipLargeGradients(h.skip_grad_norm),
     )

@@ -48,4 +48,4 @@ def ift(h: IFT) -> Method:
 
     term = Term("sft", {"demo": loss}, h.denominator, max_length=h.max_length, likelihood=True,
                 formula=f"-w*logp, w {h.weights} with gamma={h.gamma:g}")  # fmt: skip
-    return Method(terms=(term,), demonstrations="feed", sample=False)
+    return Method(terms=(term,), demonstrations="feed", sample=False, mix=h.mix)

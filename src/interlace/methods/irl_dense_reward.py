@@ -24,6 +24,8 @@ from interlace.parts.advantages import dense_leave_one_out, dense_normalised, gr
 from interlace.parts.extras import extra_per_token, has_extra
 from interlace.parts.masks import first_of_episode
 from interlace.parts.segments import last_in_row, row_constant, row_count, suffix_sum
+from interlace.rules.discriminator import TokenDiscriminator
+from interlace.rules.samplers import WithDemonstration
 from interlace.types import Batch
 
 
@@ -77,4 +79,5 @@ def irl_dense_reward(h: IRLDenseReward) -> Method:
     warn = partial(warn_unrewarded, scored=scored, key="extra.token_reward")
     needs = frozenset({"ref_logp"} if h.kl else ())
     return Method((term,), advantage, regroup=(warn,) if h.inject else (), scored=scored, needs=needs,
-                  demonstrations="group" if h.inject else "none")  # fmt: skip
+                  demonstrations="group", sample=WithDemonstration() if h.inject else None,
+                  row_scorer=TokenDiscriminator(h.reward_lr, h.smoothing))  # fmt: skip

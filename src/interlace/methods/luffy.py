@@ -30,6 +30,7 @@ from interlace.methods._policy_gradient import (
 )
 from interlace.parts.terms import LossFunction, Term, View
 from interlace.parts.token_weights import own_probability, root_probability, shaped_probability, teacher_ratio
+from interlace.rules.samplers import WithDemonstration
 
 
 class LUFFY(GroupBaseline, Clip, Length):
@@ -68,4 +69,5 @@ def luffy(h: LUFFY) -> Method:
         advantage=mixed_advantage(h),
         needs=frozenset({"behaviour_logp"} if h.shape == "teacher" else ()),
         demonstrations="group",
+        sample=WithDemonstration(replaces=1),
     )

@@ -22,6 +22,7 @@ from interlace.parts.pair_losses import logistic_preference, pairs_in_group
 from interlace.parts.reducer import Denominator
 from interlace.parts.segments import row_mean
 from interlace.parts.terms import Losses, Term, View
+from interlace.rules.corrupted import CorruptedPrompts
 from interlace.types import Batch
 
 
@@ -73,4 +74,4 @@ def mergemix(h: MergeMix) -> Method:
                           where=lambda b: has_role(b, "chosen")[b.row])  # fmt: skip
     rank = Term("rank", {source: preference}, PAIRS, 0.5, where=paired, pool="group", ratio=False,
                 formula="-log sigmoid(beta*(mean logp chosen - mean logp rejected - margin))")  # fmt: skip
-    return Method(terms=(nll, rank), demonstrations="feed", sample=False)
+    return Method(terms=(nll, rank), demonstrations="feed", sample=False, row_scorer=CorruptedPrompts())

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import Count, DenominatorName, GroupPolicyGradient, NonNegative, recast
-from interlace.methods._policy_gradient import likelihood_term
+from interlace.methods._policy_gradient import likelihood_term, supervised
 from interlace.methods.dapo import DAPO, dapo
 from interlace.parts.masks import correct, pass_rate
+from interlace.rules.harvest import PassRateSplit
 from interlace.types import Batch
 
 
@@ -43,5 +44,8 @@ def routed(batch: Batch) -> Tensor:
           cost=("`samples` completions per prompt between the stages", "reference if kl"),
           reductions=("stage rl is dapo",))  # fmt: skip
 def metis_rise(h: MetisRISE) -> Method:
+    rl = dapo.build(recast(h, DAPO))
     sft = Method(terms=(likelihood_term(h, sources="rollout+demo", where=routed),), demonstrations="group")
-    return Method(stages={"rl": dapo.build(recast(h, DAPO)), "sft": sft}, explain_stage="rl")
+    # A run routes every prompt once, with the final policy of rl; its rows are then plain demonstrations.
+    kept = supervised(h, harvest=PassRateSplit(h.samples, h.per_prompt))
+    return Method(stages={"rl": rl, "sft": sft}, explain_stage="rl", pipeline={"rl": rl, "sft": kept})

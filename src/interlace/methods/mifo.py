@@ -14,12 +14,15 @@ definition. Deviations: none known. Reference: arXiv 2510.04454.
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import Count, DenominatorName, Fraction, GroupPolicyGradient
 from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient_term
 from interlace.parts.masks import TIE_TOLERANCE, TOP_SHARES, in_group_with, leave_out, pass_rate
 from interlace.parts.terms import annotated
+from interlace.rules.alternation import FreezingBuffer
+from interlace.rules.updates import Frozen
 from interlace.types import Batch
 
 
@@ -39,10 +42,11 @@ class MIFO(GroupPolicyGradient):
           cost=("entropy of demonstrations", "a copy of the weights in the RL phase", "reference if kl"),
           reductions=("stage rl is grpo", "stage sft with top_entropy=1 threshold=1 is sft"))  # fmt: skip
 def mifo(h: MIFO) -> Method:
+    def hard(batch: Batch) -> Tensor:
+        return (pass_rate(batch) <= h.threshold + TIE_TOLERANCE)[batch.group]
+
     def hard_prompts(batch: Batch) -> Batch:
-        unseen = ~in_group_with(batch.group, batch.is_rollout)
-        hard = unseen | (pass_rate(batch) <= h.threshold + TIE_TOLERANCE)[batch.group]
-        return leave_out(batch, ~hard)
+        return leave_out(batch, in_group_with(batch.group, batch.is_rollout) & ~hard(batch))
 
     def uncertain_tokens(batch: Batch) -> Batch:
         index = (batch.is_source("demo") & batch.active[batch.row]).nonzero()[:, 0]
@@ -52,6 +56,7 @@ def mifo(h: MIFO) -> Method:
         kept[index] = mask.double()
         return batch.with_arrays(entropy_mask=kept)
 
+    frozen = Frozen()
     rl = Method(
         terms=(policy_gradient_term(h),),
         advantage=group_advantage(h),
@@ -63,5 +68,7 @@ def mifo(h: MIFO) -> Method:
         needs=frozenset({"entropy"}),
         demonstrations="group",
         sample=False,
+        update=frozen,
     )
-    return Method(stages={"rl": rl, "sft": sft}, explain_stage="rl")
+    cycle = FreezingBuffer(hard, h.buffer_size, frozen=frozen, share=h.freeze, alpha=h.alpha)
+    return Method(stages={"rl": rl, "sft": sft}, explain_stage="rl", alternation=cycle)

@@ -13,6 +13,7 @@ from interlace.methods._method import Method, register
 from interlace.methods._parameters import Count, DenominatorName, Length
 from interlace.methods._policy_gradient import likelihood_term
 from interlace.parts.masks import correct
+from interlace.rules.samplers import Groups
 from interlace.types import Batch, Finish
 
 
@@ -31,4 +32,4 @@ def kept(batch: Batch) -> Tensor:
           variants={"code": {"denominator": "tokens"}})  # fmt: skip
 def on_policy_sft(h: OnPolicySFT) -> Method:
     term = likelihood_term(h, denominator="denominator", sources="rollout", where=kept)
-    return Method(terms=(term,))
+    return Method(terms=(term,), sample=Groups(h.group_size))

@@ -5,6 +5,9 @@
     level=block:    the same with t, j counted in blocks of `block` tokens;  level=sequence: sum of all d
     log G_t is clipped to [log_g_min, log_g_max]
 
+behaviour_logp is the author's: a column of the data, or, with `author`, the start weights' (of their own
+correct samples, or of the data's demonstrations as if they had written them).
+
 Evidence: a public re-implementation and detailed notes that follow the paper's Algorithm 1; no official code.
 Deviations: a token mean (the paper writes a plain sum). Reference: arXiv 2602.01058.
 """
@@ -19,6 +22,7 @@ from interlace.methods._parameters import Count, DenominatorName, Length, at_mos
 from interlace.parts.surrogates import negative_log_likelihood
 from interlace.parts.terms import Term, View
 from interlace.parts.token_weights import following_log_ratio, row_log_ratio
+from interlace.rules.behaviour import KnownAuthor
 
 
 class PEAR(Length):
@@ -30,6 +34,8 @@ class PEAR(Length):
     log_g_max: float = 5.0
     block: Count = 4
     denominator: DenominatorName = "tokens"
+    author: Literal["auto", "data", "samples", "start"] = "auto"
+    samples: Count = 4
 
     _deltas = at_most("delta_low", "delta_high")
     _weights = at_most("log_g_min", "log_g_max")
@@ -53,4 +59,5 @@ def pear(h: PEAR) -> Method:
 
     term = Term("sft", {"demo": loss}, h.denominator, max_length=h.max_length, likelihood=True,
                 formula=f"-sg[G]*logp, G by {h.level}")  # fmt: skip
-    return Method(terms=(term,), needs=frozenset({"behaviour_logp"}), demonstrations="feed", sample=False)
+    return Method(terms=(term,), needs=frozenset({"behaviour_logp"}), demonstrations="feed", sample=False,
+                  harvest=KnownAuthor(h.author, h.samples))  # fmt: skip

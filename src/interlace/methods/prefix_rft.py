@@ -41,6 +41,7 @@ from interlace.methods._policy_gradient import (
 from interlace.parts.advantages import prefix_aware
 from interlace.parts.masks import TOP_SHARES, counted_rollouts, has_token
 from interlace.parts.terms import annotated
+from interlace.rules.samplers import PrefixedRollout
 from interlace.rules.schedules import Constant
 from interlace.types import Batch
 
@@ -95,4 +96,5 @@ def prefix_rft(h: PrefixRFT) -> Method:
         advantage=lambda b: uncertain_prefix(h, ADVANTAGES[h.advantage](h), b),
         needs=frozenset({"entropy"}),
         demonstrations="group",
+        sample=PrefixedRollout(h.high, h.low_end, h.window_steps),
     )

@@ -9,7 +9,8 @@ Reference: arXiv 2505.17988.
 
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import Clip, Count, DenominatorName, GroupBaseline, Length, ReferenceKL
-from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient_term
+from interlace.methods._policy_gradient import group_advantage, policy_gradient_term, supervised
+from interlace.rules.harvest import FromShelf, KeepCorrect
 
 
 class ReDistillation(GroupBaseline, Clip, ReferenceKL, Length):
@@ -25,12 +26,13 @@ class ReDistillation(GroupBaseline, Clip, ReferenceKL, Length):
           reductions=("stages sft and distill are sft denominator=sequence_means",
                       "stage rl is grpo denominator=tokens"))  # fmt: skip
 def re_distillation(h: ReDistillation) -> Method:
-    supervised = Method(terms=(likelihood_term(h),), demonstrations="feed", sample=False)
     reinforced = Method(
         terms=(policy_gradient_term(h),),
         advantage=group_advantage(h),
         needs=frozenset({"ref_logp"} if h.kl else ()),
+        controllers=(KeepCorrect(h.last_steps),),
     )
+    distilled = supervised(h, harvest=FromShelf(h.samples), start="base")
     return Method(
-        stages={"sft": supervised, "rl": reinforced, "distill": supervised}, explain_stage="distill"
+        stages={"sft": supervised(h), "rl": reinforced, "distill": distilled}, explain_stage="distill"
     )

@@ -31,6 +31,7 @@ from interlace.methods._policy_gradient import (
     policy_gradient_term,
 )
 from interlace.parts.masks import counted_rollouts, in_group_with
+from interlace.rules.alternation import FailureBuffer
 from interlace.types import Batch
 
 
@@ -47,11 +48,15 @@ class ReLIFT(GroupBaseline, Clip, Length):
 
 
 def failed(h: ReLIFT, batch: Batch) -> Tensor:
-    """bool [N]: decisions of groups without a rollout row, or whose valid rollouts all failed."""
+    """bool [R]: rows of groups with valid rollouts, all of which failed."""
     valid = counted_rollouts(batch)
     other = in_group_with(batch.group, valid & (batch.reward != h.fail_reward))
-    all_failed = in_group_with(batch.group, valid) & ~other
-    return (all_failed | ~in_group_with(batch.group, batch.is_rollout))[batch.row]
+    return in_group_with(batch.group, valid) & ~other
+
+
+def unseen(batch: Batch) -> Tensor:
+    """bool [R]: rows of groups without a rollout row, which come from the buffer."""
+    return ~in_group_with(batch.group, batch.is_rollout)
 
 
 @register("relift", ReLIFT, paper="093", title="ReLIFT (2025)", arxiv="2506.07527", family="mixed",
@@ -62,6 +67,12 @@ def relift(h: ReLIFT) -> Method:
         terms=(policy_gradient_term(h), *entropy_bonus_terms(h)), advantage=group_advantage(h)
     )
     supervised = Method(
-        terms=(likelihood_term(h, where=lambda b: failed(h, b)),), sample=False, demonstrations="group"
+        terms=(likelihood_term(h, where=lambda b: (failed(h, b) | unseen(b))[b.row]),),
+        demonstrations="group",
+        sample=False,
     )
-    return Method(stages={"rl": reinforced, "sft": supervised}, explain_stage="rl")
+    return Method(
+        stages={"rl": reinforced, "sft": supervised},
+        explain_stage="rl",
+        alternation=FailureBuffer(lambda b: failed(h, b), h.buffer_size, h.sft_lr),
+    )

@@ -29,6 +29,7 @@ from interlace.methods._policy_gradient import (
 from interlace.parts.surrogates import mixture_ratio
 from interlace.parts.terms import Term, View
 from interlace.parts.token_weights import focal
+from interlace.rules.samplers import WithDemonstration
 
 
 class RLPlus(GroupBaseline, Clip, Length):
@@ -55,4 +56,5 @@ def rl_plus(h: RLPlus) -> Method:
         regroup=(warn_unrewarded,),
         advantage=mixed_advantage(h),
         demonstrations="group",
+        sample=WithDemonstration(replaces=1),
     )

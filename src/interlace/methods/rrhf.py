@@ -22,6 +22,7 @@ from interlace.parts.reducer import GROUPS
 from interlace.parts.segments import row_count, row_mean, row_sum
 from interlace.parts.surrogates import negative_log_likelihood
 from interlace.parts.terms import Losses, Term, View
+from interlace.rules.samplers import WithDemonstration
 from interlace.types import Batch
 
 
@@ -65,4 +66,5 @@ def rrhf(h: RRHF) -> Method:
         ),
         regroup=(warn_unrewarded,),
         demonstrations="group",
+        sample=WithDemonstration(),
     )  # fmt: skip

@@ -25,6 +25,7 @@ from interlace.methods._parameters import (
     ReferenceKL,
 )
 from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient_term
+from interlace.rules.alternation import GradientNormSwitch
 
 
 class SASR(GroupBaseline, Clip, ReferenceKL, Length):
@@ -65,4 +66,8 @@ def sasr(h: SASR) -> Method:
         stages={"sft": supervised, "rl": reinforced},
         explain_stage="rl",
         choose_stage=lambda state: drawn_stage(h, state),
+        demonstrations="feed",
+        alternation=GradientNormSwitch(
+            lambda state: drawn_stage(h, state), h.warmup_steps, h.refresh_every, supervised
+        ),
     )

@@ -56,4 +56,5 @@ def sed_sft(h: SEDSFT) -> Method:
         needs=frozenset({"topk_mass"} if gated else ()),
         demonstrations="feed",
         sample=False,
+        topk=h.top_k,
     )

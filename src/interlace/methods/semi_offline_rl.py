@@ -21,6 +21,7 @@ from interlace.parts.reducer import GROUPS
 from interlace.parts.segments import row_constant, row_mean
 from interlace.parts.surrogates import label_smoothing, score_function
 from interlace.parts.terms import Losses, Term, View
+from interlace.rules.masked import MaskedFills
 from interlace.types import Batch
 
 
@@ -53,4 +54,5 @@ def semi_offline_rl(h: SemiOfflineRL) -> Method:
         statistics=("logp", "mean_logp"), explained=False, formula="logp - mean over the vocabulary",
     )  # fmt: skip
     terms = (rl, likelihood_term(h), *((smoothing,) if h.label_smoothing else ()))
-    return Method(terms=terms, advantage=advantage, demonstrations="group")
+    return Method(terms=terms, advantage=advantage, demonstrations="group",
+                  sample=MaskedFills(h.mask_rate, h.samples))  # fmt: skip

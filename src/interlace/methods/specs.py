@@ -5,10 +5,16 @@
     rl:         as GRPO
 
 Rows carry `extra.role` (`chosen`, `rejected`); pairs are each chosen with each rejected row of a group.
+In a run a first stage `zero`, GRPO from the base until `format_stop`, writes the chosen rows; the rejected
+ones are the base's own with their form broken. The cold start begins at the base again, its reference.
 
 Evidence: official project page read (no training code), formulas through a secondary summary; beta and
-sft_coef are our values. Deviations: none known. Reference: arXiv 2510.25801.
+sft_coef are our values. Deviations: no judge of consistency; where the base solves a prompt in no sample, the
+chosen text is broken instead; without a part `format` in the reward its accuracy stops the first stage.
+Reference: arXiv 2510.25801.
 """
+
+from dataclasses import replace
 
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import (
@@ -27,6 +33,8 @@ from interlace.parts.masks import RESPONSE
 from interlace.parts.pair_losses import logistic_preference
 from interlace.parts.segments import row_sum
 from interlace.parts.terms import Losses, Term, View
+from interlace.rules.form import FormatReached
+from interlace.rules.harvest import FormPairs
 
 
 class SPECS(GroupPolicyGradient):
@@ -54,5 +62,9 @@ def specs(h: SPECS) -> Method:
                              where=lambda b: has_role(b, "chosen")[b.row])  # fmt: skip
     cold_start = Method(terms=(rank, chosen), needs=frozenset({"ref_logp"}), demonstrations="feed",
                         sample=False)  # fmt: skip
-    return Method(stages={"cold_start": cold_start, "rl": grpo.build(recast(h, GRPO))},
-                  explain_stage="cold_start")  # fmt: skip
+    rl = grpo.build(recast(h, GRPO))
+    return Method(stages={"cold_start": cold_start, "rl": rl}, explain_stage="cold_start", pipeline={
+        "zero": replace(rl, finished=FormatReached(h.format_stop)),
+        "cold_start": replace(cold_start, harvest=FormPairs(), start="base"),
+        "rl": rl,
+    })  # fmt: skip

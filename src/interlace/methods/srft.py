@@ -31,6 +31,7 @@ from interlace.parts.masks import correct
 from interlace.parts.surrogates import importance_ratio, negative_log_likelihood, score_function
 from interlace.parts.terms import Term, View, annotated
 from interlace.parts.token_weights import ENTROPY_LEVELS, entropy_weight
+from interlace.rules.samplers import WithDemonstration
 from interlace.types import Batch
 
 
@@ -96,4 +97,4 @@ def srft(h: SRFT) -> Method:
                   formula=f"-A*w*{h.rollout_loss}, w={h.rl_weight:g}*exp(H) or {wrong:g}")  # fmt: skip
     return Method(terms=(nll, demo, policy, *entropy_bonus_terms(h)), regroup=(warn_unrewarded,),
                   advantage=lambda b: annotate(h, b), needs=frozenset({"entropy"}),
-                  demonstrations="group")  # fmt: skip
+                  demonstrations="group", sample=WithDemonstration())  # fmt: skip

@@ -8,9 +8,12 @@ Evidence: abstract and detailed notes of the paper; no official code. Deviations
 Reference: arXiv 2602.03073.
 """
 
+from dataclasses import replace
+
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import Count, DenominatorName, Fraction, Length
-from interlace.methods._policy_gradient import likelihood_term
+from interlace.methods._policy_gradient import supervised
+from interlace.rules.harvest import AnswerBank, SelfMixture
 
 
 class TMS(Length):
@@ -24,7 +27,13 @@ class TMS(Length):
           cost=("a second training run", "checkpoints x answers to every prompt"),
           reductions=("each stage is sft; alpha=1 is sft twice",))  # fmt: skip
 def tms(h: TMS) -> Method:
-    supervised = Method(
-        terms=(likelihood_term(h, denominator="denominator"),), demonstrations="feed", sample=False
+    plain = supervised(h, "denominator")
+    harvest = replace(plain, controllers=(AnswerBank(h.checkpoints),))
+    mixed = replace(
+        plain, stages={"student": plain}, alternation=SelfMixture(h.alpha, "student"), start="base"
     )
-    return Method(stages={"harvest": supervised, "student": supervised}, explain_stage="student")
+    return Method(
+        stages={"harvest": plain, "student": plain},
+        explain_stage="student",
+        pipeline={"harvest": harvest, "student": mixed},
+    )

@@ -34,6 +34,7 @@ from interlace.methods._policy_gradient import entropy_bonus_terms, mixed_advant
 from interlace.parts.extras import carries_prefix
 from interlace.parts.terms import Term, View
 from interlace.parts.token_weights import trust_region_probability
+from interlace.rules.samplers import MicroGroups
 from interlace.types import Batch
 
 
@@ -82,4 +83,5 @@ def trapo(h: TRAPO) -> Method:
         terms=(term, *entropy_bonus_terms(h, "rollout+prefix+demo", trained)),
         advantage=advantage,
         demonstrations="group",
+        sample=MicroGroups(h.sizes, h.ratios, h.thresholds),
     )

@@ -34,6 +34,7 @@ from interlace.methods._policy_gradient import (
     likelihood_term,
     policy_gradient_term,
 )
+from interlace.rules.samplers import HintedPrompt
 
 
 class UFT(GroupBaseline, Clip, ReferenceKL, Length):
@@ -63,4 +64,5 @@ def uft(h: UFT) -> Method:
         advantage=group_advantage(h),
         needs=frozenset({"ref_logp"} if h.kl else ()),
         demonstrations="group",
+        sample=HintedPrompt(h.hint_steps, h.p_low, h.p_high, h.buckets),
     )

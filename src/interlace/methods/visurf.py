@@ -5,9 +5,9 @@
     loss = PG(A) on both, pi_old of the label from a forward pass, a mean of row means
 
 All rollouts fail: the label's A is large, like SFT. One is as good: its A is 0, plain RLVR. Without smoothing
-a label that is always right keeps a positive A for ever. The label is rendered in the surface form of the
-policy's answers, and the reward of thinking, which it cannot earn, is left out of its score; both happen
-before, in the reward.
+a label that is always right keeps a positive A for ever. `label`, a text around {answer}, writes the label in the
+surface form of the policy's answers (none: the demonstration). It holds no thinking, so a reward of thinking
+(`reward=math+0.1*format:think`) gives it nothing: that reward is the rollouts' alone.
 
 Evidence: paper, through a secondary summary that reproduces its equations; no code. Deviations: the paper
 writes sequence probabilities, here tokens averaged over the row (derived); the std is Bessel-corrected.
@@ -26,12 +26,14 @@ from interlace.methods._policy_gradient import (
 )
 from interlace.parts.advantages import smoothed_labels
 from interlace.parts.masks import counted_rollouts, has_reward
+from interlace.rules.samplers import WithDemonstration
 from interlace.types import Batch
 
 
 class ViSurf(GroupBaseline, Clip, Length):
     smooth: bool = True
     denominator: DenominatorName = "sequence_means"
+    label: str | None = None
 
 
 def smooth_labels(batch: Batch) -> Batch:
@@ -49,4 +51,5 @@ def visurf(h: ViSurf) -> Method:
         regroup=(warn_unrewarded, *((smooth_labels,) if h.smooth else ())),
         advantage=mixed_advantage(h),
         demonstrations="group",
+        sample=WithDemonstration(label=h.label),
     )

@@ -60,6 +60,17 @@ class Head:
         bias = None if self.bias is None else self.bias.detach()
         return replace(self, weight=self.weight.detach(), bias=bias)
 
+    def logits(self, hidden: Tensor, dtype: torch.dtype, columns: slice = slice(None)) -> Tensor:
+        """Logits [n, columns] of these states [n, H] before the temperature (a new tensor)."""
+        z = (hidden @ self.weight[columns].to(hidden.dtype).T).to(dtype)
+        if self.bias is not None:
+            z += self.bias[columns].to(dtype)
+        if self.scale != 1:
+            z *= self.scale
+        if self.softcap is not None:
+            z.div_(self.softcap).tanh_().mul_(self.softcap)
+        return z
+
 
 def head_statistics(
     hidden: Tensor,
@@ -205,13 +216,7 @@ class _Rows:
 
     def logits(self, head: Head, columns: slice, dtype: torch.dtype) -> Tensor:
         """The head's logits for these columns before the temperature, one line per view (a new tensor)."""
-        z = (self.hidden @ head.weight[columns].to(self.hidden.dtype).T).to(dtype)
-        if head.bias is not None:
-            z += head.bias[columns].to(dtype)
-        if head.scale != 1:
-            z *= head.scale
-        if head.softcap is not None:
-            z.div_(head.softcap).tanh_().mul_(head.softcap)
+        z = head.logits(self.hidden, dtype, columns)
         return z if self.spread is None else z.index_select(0, self.spread)
 
     def gather_back(self, dz: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from interlace.types import Slots
 
 PATHS = ("packed", "padded", "one_by_one")
 """How a trunk can be run, fastest first."""
@@ -45,6 +47,33 @@ _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 class NotPackable(Exception):
     """The model does something in attention that rows on one sequence cannot reproduce."""
+
+
+def without_repeats(slots: Slots) -> Slots:
+    """The same decisions, read from the first of several rows that read the same (fills of one text)."""
+    if slots.second_input is not None or slots.row.numel() == 0 or slots.row.is_cuda:
+        return slots
+    count = torch.unique_consecutive(slots.row, return_counts=True)[1]
+    inputs, positions = slots.input.split(count.tolist()), slots.position.split(count.tolist())
+    first: dict[bytes, int] = {}
+    kept, start, taken = [], [], 0
+    for i, row in enumerate(zip(inputs, positions, strict=True)):
+        seen = first.setdefault(torch.stack(row).numpy().tobytes(), taken)
+        if seen == taken:
+            kept.append(i)
+            taken += row[0].numel()
+        start.append(seen)
+    if len(kept) == count.numel():
+        return slots
+    rows = torch.repeat_interleave(torch.arange(count.numel()), count)
+    shift = torch.tensor(start) - (count.cumsum(0) - count)
+    return replace(
+        slots,
+        input=torch.cat([inputs[i] for i in kept]),
+        position=torch.cat([positions[i] for i in kept]),
+        row=torch.repeat_interleave(torch.arange(len(kept)), count[kept]),
+        slot=slots.slot + shift[rows][slots.slot],
+    )
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,27 @@ class Renderer:
             )
         return self._until_end(problem, text, whole[len(prompt) :])
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text."""
+        return frozenset({*self.eos_ids, *self.tokenizer.all_special_ids})
+
+    @property
+    def mask_id(self) -> int:
+        """What the policy reads where a token is hidden: the mask token, else one that no text holds.
+
+        Raises:
+            RenderError: Every special token of the tokenizer ends a completion.
+        """
+        named = (self.tokenizer.mask_token_id, self.tokenizer.pad_token_id, self.tokenizer.unk_token_id)
+        found = next((i for i in named if i is not None and i not in self.eos_ids), None)
+        if found is None:
+            raise RenderError(
+                "the tokenizer has no token to hide others behind; accepted is one with a mask_token, or with "
+                "a pad_token or unk_token that does not end completions"
+            )
+        return found
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of sampled ids, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

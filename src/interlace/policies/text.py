@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from interlace.policies.files import save_whole, without_progress_bars
 from interlace.policies.head import STATISTICS, Head, head_statistics
-from interlace.policies.packing import Trunk
+from interlace.policies.packing import Trunk, without_repeats
 from interlace.policies.precision import PRECISIONS, to_precision
 from interlace.policies.probe import probe
 from interlace.types import Batch, Slots, Statistics
@@ -136,6 +137,7 @@ class TextPolicy:
                 "this batch has no slots, so nothing can be scored (its log-probabilities were given)"
             )
         self._check(slots, needs)
+        slots = without_repeats(slots)
         from_head = [name for name in needs if name != "value"]
         statistics: dict[str, Tensor] = {}
         with torch.set_grad_enabled(grad):
@@ -219,6 +221,12 @@ class TextPolicy:
             )
             parts[part].append(parameter)
         return {name: parameters for name, parameters in parts.items() if parameters}
+
+    def linear_weights(self) -> list[nn.Parameter]:
+        """Trained matrices of the model's linear layers, the head apart."""
+        output = self.model.get_output_embeddings()
+        layers = (m for m in self.model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not output)
+        return [self._master(m.weight) for m in layers if m.weight.requires_grad]
 
     def add_value_head(self) -> nn.Linear:
         """Give the policy a linear value head that starts at 0, if it has none."""

@@ -24,6 +24,9 @@ from interlace.rewards.compose import prepare
 from interlace.types import Problem, Score, Verdict
 
 FORK = b"f"
+READY, STARTED = "ready", "started"
+"""What a worker says before its first row, and when it takes up a row (so that a row sent to a worker
+that was already dead is known not to be at fault)."""
 REAP_SECONDS = 0.2
 
 Wire = tuple[float | None, str, dict[str, float], str, str | None]
@@ -79,9 +82,11 @@ def work(reward: Any, channel: Connection) -> None:
     os.register_at_fork(after_in_child=channel.close)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(channel, requests), daemon=True).start()
-    channel.send(None)
+    channel.send(READY)
     while True:
-        channel.send(_judge(reward, requests.get()))
+        request = requests.get()
+        channel.send(STARTED)
+        channel.send(_judge(reward, request))
 
 
 def _receive(channel: Connection, requests: queue.SimpleQueue[bytes]) -> None:

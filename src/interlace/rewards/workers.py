@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
 from interlace.rewards.base import Reward, unscorable
-from interlace.rewards.worker import FORK, from_wire, judge
+from interlace.rewards.worker import FORK, STARTED, from_wire, judge
 from interlace.types import Problem, Score, Verdict
 
 START_SECONDS = 300.0
@@ -64,7 +64,7 @@ class Scorer:
         self.scored = 0
         self.unscorable: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._pool = None if reward.bounded else _Pool(_sendable(reward))
+        self._pool = None if reward.bounded else _Pool(_sendable(reward), timeout)
         if self._pool is not None:
             self._finalizer = weakref.finalize(self, self._pool.close)
 
@@ -78,7 +78,7 @@ class Scorer:
             if self._pool is None:
                 scores = [judge(self.reward, text, problem) for text, problem in pairs]
             else:
-                scores = self._pool.run(pairs, self.max_workers, self.timeout)
+                scores = self._pool.run(pairs, self.max_workers)
             self.scored += len(scores)
             for score in scores:
                 if score.verdict is Verdict.UNSCORABLE:
@@ -113,6 +113,7 @@ class _Worker:
         self.pid, self.channel = pid, channel
         self.row = -1
         self.deadline = 0.0
+        self.started = False
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -123,27 +124,35 @@ class _Worker:
 class _Pool:
     """A nursery and its workers."""
 
-    def __init__(self, reward: bytes) -> None:
+    def __init__(self, reward: bytes, timeout: float) -> None:
         self.reward = reward
+        self.timeout = timeout
         self.nursery: subprocess.Popen | None = None
         self.control: socket.socket | None = None
         self.idle: list[_Worker] = []
         self.busy: dict[Connection, _Worker] = {}
 
-    def run(self, pairs: Sequence[tuple[str, Problem]], workers: int, timeout: float) -> list[Score]:
+    def run(self, pairs: Sequence[tuple[str, Problem]], workers: int) -> list[Score]:
         scores: dict[int, Score] = {}
         waiting = deque(range(len(pairs)))
+        sent: Counter[int] = Counter()
         try:
             while waiting or self.busy:
                 while waiting and len(self.busy) < workers:
                     row = waiting.popleft()
+                    sent[row] += 1
                     try:
                         request = pickle.dumps(pairs[row])
                     except Exception as error:
                         scores[row] = unscorable("error", f"the row cannot be sent to a worker: {error}")
-                        continue
-                    self._assign(row, request, timeout)
-                self._collect(scores)
+                    else:
+                        self._assign(row, request)
+                for row, score in self._collect():
+                    # A worker that died before it took up the row says nothing about the row.
+                    if score is None and sent[row] < 3:
+                        waiting.appendleft(row)
+                    else:
+                        scores[row] = score or unscorable("crash", "the worker process died")
         except BaseException:
             # The busy workers hold rows that nobody will ask for again.
             for worker in self.busy.values():
@@ -152,36 +161,45 @@ class _Pool:
             raise
         return [scores[row] for row in range(len(pairs))]
 
-    def _assign(self, row: int, request: bytes, timeout: float) -> None:
+    def _assign(self, row: int, request: bytes) -> None:
         while True:
             worker = self.idle.pop() if self.idle else self._start_worker()
             try:
                 worker.channel.send_bytes(request)
                 break
-            except OSError:  # it died while it was idle; the row is not at fault
+            except OSError:  # it died while it was idle
                 worker.kill()
-        worker.row, worker.deadline = row, time.monotonic() + timeout
-        self.timeout = timeout
+        worker.row, worker.started = row, False
+        worker.deadline = time.monotonic() + self.timeout
         self.busy[worker.channel] = worker
 
-    def _collect(self, scores: dict[int, Score]) -> None:
-        """Wait for an answer or a deadline, whichever comes first."""
+    def _collect(self) -> list[tuple[int, Score | None]]:
+        """Wait for a message or a deadline; rows that are done, `None` for those never taken up."""
         if not self.busy:
-            return
+            return []
+        done: list[tuple[int, Score | None]] = []
         nearest = min(worker.deadline for worker in self.busy.values())
         for channel in wait(list(self.busy), max(0.0, nearest - time.monotonic())):
-            worker = self.busy.pop(channel)  # type: ignore[call-overload]
+            worker = self.busy[channel]  # type: ignore[index]
             try:
-                scores[worker.row] = from_wire(worker.channel.recv())
-                self.idle.append(worker)
+                message = worker.channel.recv()
             except (EOFError, OSError):
-                scores[worker.row] = unscorable("crash", "the worker process died")
+                crash = unscorable("crash", "the worker process died")
+                done.append((worker.row, crash if worker.started else None))
+                del self.busy[worker.channel]
                 worker.kill()
+                continue
+            if message == STARTED:
+                worker.started, worker.deadline = True, time.monotonic() + self.timeout
+            else:
+                done.append((worker.row, from_wire(message)))
+                self.idle.append(self.busy.pop(worker.channel))
         now = time.monotonic()
         for worker in [w for w in self.busy.values() if w.deadline <= now and not w.channel.poll()]:
-            scores[worker.row] = unscorable("timeout", f"more than {self.timeout:g} s")
+            done.append((worker.row, unscorable("timeout", f"more than {self.timeout:g} s")))
             del self.busy[worker.channel]
             worker.kill()
+        return done
 
     def _start_worker(self) -> _Worker:
         if self.nursery is None or self.nursery.poll() is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from interlace.policies.packing import keep_float64
 from interlace.rollout.tape import Tape
 
 PREFILL_TOKENS = 8192
@@ -90,12 +91,15 @@ def repeat(x: Tensor, copies: Sequence[int]) -> Tensor:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """No gradients, no dropout, no autocast; train/eval flags are put back afterwards."""
+    """No gradients, no dropout, no autocast, float64 throughout where the policy scores in float64.
+
+    Train and eval flags are put back afterwards.
+    """
     training = [m for m in model.modules() if m.training]
     model.eval()
-    device_type = next(model.parameters()).device.type
+    weight = next(model.parameters())
     try:
-        with torch.no_grad(), torch.autocast(device_type, enabled=False):
+        with torch.no_grad(), torch.autocast(weight.device.type, enabled=False), keep_float64(weight.dtype):
             yield
     finally:
         for module in training:

@@ -188,8 +188,8 @@ class FusedDecoder:
         return F.linear(self._normed(x) * self._norm, self._head, self._head_bias)
 
     def _normed(self, x: Tensor) -> Tensor:
-        """Root-mean-square norm over the last axis, without its weight, in float32 like the models'."""
-        y = x.float()
+        """Root-mean-square norm over the last axis, without its weight, in at least float32."""
+        y = x if x.dtype == torch.float64 else x.float()
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         inverse = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
         return (y * inverse).to(x.dtype)

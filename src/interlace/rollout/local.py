@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from interlace.rollout import tape
 from interlace.rollout.decoders import Decoder, GenericDecoder, PlainDecoder, Unsupported, evaluating
 from interlace.rollout.fused import FusedDecoder
 from interlace.rollout.sampling import draw, row_keys, uniforms_at
@@ -20,7 +21,7 @@ from interlace.rollout.stops import StopText
 from interlace.types import Completion, Finish, SampleRequest, Sampling
 
 PATHS = ("fused", "generic", "transformers")
-_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 
 class LocalEngine:
@@ -119,11 +120,13 @@ class LocalEngine:
         longest_new = max(row.sampling.max_tokens for row in rows)
         limit = min(len(rows), self.max_rows or self._rows_in_memory(longest_prompt + longest_new))
         # Rows that enter later move the head on while older ones are still there.
-        columns = longest_prompt + longest_new + (256 if limit < len(rows) else 0)
+        columns = longest_prompt + longest_new + (tape.BLOCK if limit < len(rows) else 0)
         with self._decoder.guard():
-            self._decoder.open(limit, longest_prompt, columns)
-            self._run(deque(rows), limit)
-            self._decoder.close()
+            try:
+                self._decoder.open(limit, longest_prompt, columns)
+                self._run(deque(rows), limit)
+            finally:
+                self._decoder.close()
         done: list[list[Completion]] = [[] for _ in requests]
         for row in rows:
             done[row.request].append(Completion(tuple(row.ids), tuple(row.logp), row.finish))
@@ -280,8 +283,9 @@ class _Draws:
         self.knobs: dict[str, Any] = {}
         for name in ("temperature", "top_k", "top_p", "min_p"):
             values = [getattr(row.sampling, name) for row in rows]
+            dtype = torch.int64 if name == "top_k" else torch.float64
             shared = values.count(values[0]) == len(values)
-            self.knobs[name] = values[0] if shared else torch.tensor(values, device=device)
+            self.knobs[name] = values[0] if shared else torch.tensor(values, dtype=dtype, device=device)
 
     def next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and log-probabilities [rows] of the next token of each row."""

@@ -123,7 +123,7 @@ class OpenAIEngine:
         ids = choice.get("token_ids")
         if ids is None:
             raise RuntimeError(
-                f"{self.url} returns no token ids (`token_ids` of a choice, asked for by `return_token_ids`). "
+                f"{self.url} returns no token ids (`token_ids` of a choice, asked by `return_token_ids`). "
                 "Tokenising its text again could change them, so this server cannot be sampled from; "
                 "vLLM 0.10.2 and newer can"
             )

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_BLOCK = 256
+BLOCK = 256
+"""Columns that the tape grows by at least."""
 
 
 class Tape:
@@ -60,7 +61,7 @@ class Tape:
         """Start anew for at most `rows` rows at once, prompts and rows of at most these lengths."""
         self.count, self.head, self.first = 0, longest_prompt, []
         self._longest_prompt, self._limit = longest_prompt, columns
-        columns = min(columns, longest_prompt + _BLOCK)
+        columns = min(columns, longest_prompt + BLOCK)
         if not rows <= self._rows <= 2 * rows or columns > self._columns:
             self.close()
             self._rows, self._columns = rows, columns
@@ -135,10 +136,10 @@ class Tape:
         if self.head < self._columns:
             return
         base = max(self._longest_prompt, self.head - self.start)
-        if self.head - base >= _BLOCK or self._columns >= self._limit:
+        if self.head - base >= BLOCK or self._columns >= self._limit:
             self._slide(self.head - base)
         else:
-            self._grow(min(self._limit, self._columns + max(_BLOCK, self._columns // 2)))
+            self._grow(min(self._limit, self._columns + max(BLOCK, self._columns // 2)))
 
     def compact(self, holes: Sequence[int], fillers: Sequence[int], count: int) -> None:
         """Keep `count` rows: row `fillers[i]` moves to place `holes[i]`, rows from `count` on leave."""

@@ -11,6 +11,12 @@ import re
 from dataclasses import dataclass
 
 
+def spell(number: float) -> str:
+    """A number as text that reads back as the same number."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
+
+
 @dataclass(frozen=True)
 class Constant:
     number: float
@@ -19,7 +25,7 @@ class Constant:
         return self.number
 
     def __str__(self) -> str:
-        return f"{self.number:g}"
+        return spell(self.number)
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Cosine:
         return self.valley + (self.peak - self.valley) * (1 + math.cos(math.pi * progress)) / 2
 
     def __str__(self) -> str:
-        return f"cosine:{self.peak:g},{self.valley:g},{self.warmup},{self.decay}"
+        return f"cosine:{spell(self.peak)},{spell(self.valley)},{self.warmup},{self.decay}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Linear:
         return self.start + (self.end - self.start) * progress
 
     def __str__(self) -> str:
-        return f"linear:{self.start:g},{self.end:g},{self.steps}"
+        return f"linear:{spell(self.start)},{spell(self.end)},{self.steps}"
 
 
 Schedule = Constant | Cosine | Linear

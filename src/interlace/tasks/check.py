@@ -1,4 +1,4 @@
-"""Does the verifier know its own answers? Asked at load, before any truncation (laws 6, C8, E4)."""
+"""Does the verifier know its own answers? Asked at load, before anything is truncated."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Attributes:
-    problems: How many problems were looked at.
-    checked: Texts checked, by what they are.
-    unchecked: Problems with no text to check at all.
-    failures: Every text that failed.
+    """What a self-check found.
+
+    Attributes:
+        problems: How many problems were looked at.
+        checked: Texts checked, by what they are.
+        unchecked: Problems with no text to check, or no answer to check it against.
+        failures: Every text that failed.
     """
 
     problems: int
@@ -57,7 +59,9 @@ class CheckReport:
         counts = ", ".join(f"{what} {n - failed[what]}/{n}" for what, n in self.checked.items() if n)
         lines = [f"verifier self-check of {self.problems} problems: {counts or 'nothing to check'}"]
         if self.unchecked:
-            lines.append(f"{self.unchecked} problems have nothing to check the verifier with")
+            lines.append(
+                f"{self.unchecked} problems cannot be checked (no answer, or no text that must pass)"
+            )
         for f in self.failures[:shown]:
             because = f", {f.reason}" if f.reason else ""
             lines.append(f"  row {f.index} ({f.id}): {f.what}: {f.verdict.value}{because}")
@@ -75,32 +79,35 @@ def check_problems(problems: Sequence[Problem], reward: Callable[[str, Problem],
         problems: The problems, demonstrations not truncated.
         reward: A `Scorer` (its time limit protects this check too), or a plain reward, called here.
     """
-    scorer_reward = getattr(reward, "reward", reward)
-    gold = getattr(scorer_reward, "gold", None)
+    gold = getattr(getattr(reward, "reward", reward), "gold", None)
     texts: list[tuple[int, str, str]] = []
-    unchecked = 0
     for index, problem in enumerate(problems):
         candidates = {
             "gold": gold(problem) if gold is not None else None,
             "completion": problem.completion,
             "demonstration": problem.demonstration,
+            "nonsense": NONSENSE if index < NONSENSE_ROWS else None,
         }
-        present = [(index, what, text) for what, text in candidates.items() if text is not None]
-        unchecked += not present
-        texts += present
-        if index < NONSENSE_ROWS:
-            texts.append((index, "nonsense", NONSENSE))
+        texts += [(index, what, text) for what, text in candidates.items() if text is not None]
     pairs = [(text, problems[index]) for index, _, text in texts]
     scores = reward.score(pairs) if hasattr(reward, "score") else [reward(t, p) for t, p in pairs]
     checked: Counter[str] = Counter()
+    looked_at: set[int] = set()
     failures = []
     for (index, what, _), score in zip(texts, scores, strict=True):
+        problem = problems[index]
+        if problem.answer is None and score.reason.startswith("gold"):
+            continue  # a row to imitate only, which nothing can verify
         checked[what] += 1
+        if what != "nonsense":
+            looked_at.add(index)
         if (score.verdict is Verdict.PASS) == (what == "nonsense"):
             reason = score.reason or (f"read as {score.extracted!r}" if score.extracted is not None else "")
-            failures.append(Failure(index, problems[index].id, what, score.verdict, reason))
+            failures.append(Failure(index, problem.id, what, score.verdict, reason))
     order = ("gold", "completion", "demonstration", "nonsense")
-    return CheckReport(len(problems), {w: checked[w] for w in order}, unchecked, tuple(failures))
+    return CheckReport(
+        len(problems), {w: checked[w] for w in order}, len(problems) - len(looked_at), tuple(failures)
+    )
 
 
 def drop_failures(problems: Sequence[Problem], report: CheckReport) -> list[Problem]:

@@ -15,11 +15,13 @@ _RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 @dataclass(frozen=True)
 class Value:
-    """Attributes:
-    value: The exact value.
-    numbers: The numbers written, in order.
-    operations: The operations written, in order.
-    whole: Whether every intermediate result was a whole number.
+    """An expression that was evaluated.
+
+    Attributes:
+        value: The exact value.
+        numbers: The numbers written, in order.
+        operations: The operations written, in order.
+        whole: Whether every intermediate result was a whole number.
     """
 
     value: Fraction

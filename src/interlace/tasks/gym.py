@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -163,18 +164,15 @@ class GymTask(Task):
             return create_dataset(self.dataset, **{**self.settings, "seed": seed, "size": CHUNK})
 
 
-class _global_randomness:
-    """Seeds the process-wide generator, which a few datasets draw from, and puts it back."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __enter__(self) -> None:
-        self.state = random.getstate()
-        random.seed(self.seed)
-
-    def __exit__(self, *_: object) -> None:
-        random.setstate(self.state)
+@contextmanager
+def _global_randomness(seed: int) -> Iterator[None]:
+    """Seed the process-wide generator, which a few datasets draw from, and put it back."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def _literal(text: str) -> Any:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from interlace.methods._method import Method
+from interlace.rollout import LocalEngine
 from interlace.rules.bench import Stateful
-from interlace.training.collect import Feed, annotate, pack
+from interlace.training.collect import annotate, draw, pack
 from interlace.training.objective import assign, prepare
 from interlace.training.step import accumulate, take_gradient
-from interlace.types import Batch, Policy, Problem, SampleRequest, Source, Trajectory
+from interlace.types import Batch, Engine, Policy, Problem, SampleRequest, Trajectory
 
 if TYPE_CHECKING:
     from interlace.training.loop import StageRun
@@ -34,44 +35,72 @@ class TrainingBench:
         self.demos_per_step = s.demos_per_step or 0
         self.max_new_tokens = s.max_new_tokens or 64
         self.lr = s.lr or 0.0
+        self.clip_grad = s.clip_grad
         self.shelf = stage.shelf
         self.validation: Sequence[Problem] = stage.validation
         self.prompts: Sequence[Problem] = stage.feeds["rl"].problems
-        self._asked = 0
+        self.demonstrated = stage.demonstrated
+        self.rows: Sequence[Trajectory] = ()
+        self._engines: dict[str, Engine] = {"policy": stage.rollouts.engine}
+        self.begin_step()
 
     @property
     def step(self) -> int:
         return self._stage.progress.step
 
     def sample(
-        self, problems: Sequence[Problem], n: int, *, temperature: float | None = None
+        self,
+        problems: Sequence[Problem],
+        n: int,
+        *,
+        temperature: float | None = None,
+        policy: str = "policy",
     ) -> list[Trajectory]:
         """n scored rollouts of each problem; their randomness is apart from that of the step's own rows."""
-        rollouts = self._stage.rollouts
+        if policy not in self._engines:
+            self._engines[policy] = LocalEngine.for_policy(self.policies[policy])
+        rollouts, engine = self._stage.rollouts, self._engines[policy]
         sampling = rollouts.sampling
         if temperature is not None:
             sampling = replace(sampling, temperature=temperature)
         requests = [
-            SampleRequest(p, n, sampling, group=f"{p.id}#bench{self._asked + i}")
+            SampleRequest(p, n, sampling, group=f"{p.id}#bench{self._next_row + i * n}")
             for i, p in enumerate(problems)
         ]
-        rollouts.engine.refresh()
-        groups = rollouts.fulfil(requests, self.step, (1 << 30) + self._asked * n)
-        self._asked += len(requests)
+        engine.refresh()
+        groups = rollouts.fulfil(requests, self.step, self._next_row, engine)
+        self._next_row += len(requests) * n
         return [row for group in groups for row in group]
 
+    def text(self, row: Trajectory) -> str:
+        return self._stage.rollouts.text(row)
+
+    def log_probs(self, rows: Sequence[Trajectory]) -> list[list[float]]:
+        batch = annotate(
+            pack(rows),
+            ["old_logp"],
+            self.policies,
+            micro_batch_tokens=self._stage.stage.settings.micro_batch_tokens,
+            ranks=self._stage.ranks,
+        )
+        return [part.tolist() for part in batch.arrays["old_logp"].split(batch.length.tolist())]
+
     def begin_step(self) -> None:
-        """Row ids of bench samples start anew in every step, so that a resumed run draws the same."""
-        self._asked = 0
+        """Row ids of bench samples start anew in every step, so that a resumed run draws the same; those of
+        different stages differ.
+        """
+        self._next_row = (self._stage.progress.stage + 1) << 40
 
     def demonstrations(self, n: int) -> list[Problem]:
-        feed: Feed = self._stage.feeds["sft"]
-        return feed.take(n) if feed.problems else []
+        return draw(self._stage.feeds["sft"], n)
 
     def demonstration_row(self, problem: Problem) -> Trajectory | None:
         if problem.demonstration is None:
             return None
         return self._stage.rollouts.demonstration(problem, 0, problem.id)
+
+    def packed(self, rows: Sequence[Trajectory]) -> Batch:
+        return pack([replace(row, row=i) for i, row in enumerate(rows)])
 
     def batch(self, rows: Sequence[Trajectory], method: Method) -> Batch:
         s = self._stage.stage.settings
@@ -84,6 +113,9 @@ class TrainingBench:
             micro_batch_tokens=s.micro_batch_tokens,
             ranks=self._stage.ranks,
         )
+        return self.assign(batch, method)
+
+    def assign(self, batch: Batch, method: Method) -> Batch:
         return replace(assign(batch, method, step=self.step), on_policy=True)
 
     def gradient(
@@ -111,6 +143,9 @@ class TrainingBench:
     def trainable(self, policy: str = "policy") -> list[torch.nn.Parameter]:
         return self._stage.policies[policy].trainable()
 
+    def renew_reference(self) -> None:
+        self._stage.renew_reference()
+
     def publish(self) -> None:
         for policy in self._stage.policies.values():
             if hasattr(policy, "publish"):
@@ -123,7 +158,8 @@ def stateful(method: Method) -> Iterator[Stateful]:
     parts = [method, *(method.stages.values() if method.alternation is not None else ())]
     seen: list[Any] = []
     for part in parts:
-        for item in (part.sample, part.alternation, *part.controllers, part.update, part.row_scorer):
+        rules = (part.sample, part.alternation, *part.controllers, part.update, part.row_scorer)
+        for item in (*rules, part.finished):
             if isinstance(item, Stateful) and not any(item is other for other in seen):
                 seen.append(item)
                 yield item
@@ -166,9 +202,3 @@ def rows_of(plain: Sequence[Mapping[str, Any]], problems: Mapping[str, Problem])
         )
         for row in plain
     ]
-
-
-def as_demonstration(row: Trajectory) -> Trajectory:
-    """A rollout as a row to imitate: sampled tokens become demonstration tokens, ids stay as they are."""
-    source = [int(Source.DEMO) if s in (Source.ROLLOUT, Source.PREFIX) else int(s) for s in row.source]
-    return replace(row, source=source, sampling=None, temperature=1.0)

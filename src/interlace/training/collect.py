@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from interlace.rules.samplers import Collector, Sampler, plain
+from interlace.rollout.fills import fill
+from interlace.rules.samplers import Collector, MaskedText, Sampler, plain
 from interlace.training.distributed import Ranks
 from interlace.training.microbatches import plan
 from interlace.types import (
@@ -49,6 +50,12 @@ class Renderer(Protocol):
     def demonstration_ids(self, problem: Problem) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
+
+    @property
+    def mask_id(self) -> int: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
 
 
 class Scorer(Protocol):
@@ -87,12 +94,26 @@ class Feed:
         return self.problems[self._order[place]]
 
 
+def draw(feed: Feed, n: int) -> list[Any]:
+    """The next n items of a feed, none from an empty one.
+
+    An item may be rows that belong together (a tuple); they get a group of their own in every draw.
+    """
+    items: list[Any] = []
+    for i, item in enumerate(feed.take(n) if feed.problems else ()):
+        together = isinstance(item, tuple)
+        items += [replace(row, group=f"{row.group}#{i}") for row in item] if together else [item]
+    return items
+
+
 @dataclass
 class Rollouts:
     """Fulfils the requests of a sampler: prompts rendered once, ids as sampled, every row scored.
 
     Attributes:
         version: Version of the weights, counted in optimizer steps.
+        policy: The policy whose weights the engine samples from, where masked texts are filled.
+        generated: Tokens sampled so far.
     """
 
     engine: Engine
@@ -101,7 +122,9 @@ class Rollouts:
     sampling: Sampling
     seed: int
     version: int = 0
+    policy: Any = None
     ranks: Ranks = field(default_factory=Ranks)
+    generated: int = 0
     _rendered: dict[str, tuple[Problem, list[int], list[int]]] = field(default_factory=dict, repr=False)
 
     def rendered(self, problem: Problem) -> tuple[list[int], list[int]]:
@@ -132,13 +155,23 @@ class Rollouts:
         )
 
     def score(self, rows: Sequence[Trajectory]) -> None:
-        """Fill in reward, verdict and parts from the decoded responses."""
-        scores = self.scorer.score([(self.renderer.decode(r.response_ids), r.problem) for r in rows])
-        for row, score in zip(rows, scores, strict=True):
-            row.reward, row.verdict, row.parts = score.reward, score.verdict, score.parts
+        """Fill in reward, verdict and parts from the decoded answers, hints and prefixes included."""
+        found = self.scorer.score([(self.text(r), r.problem) for r in rows]) if self.ranks.first else []
+        scores = self.ranks.broadcast([(s.reward, s.verdict, s.parts) for s in found])
+        for row, (reward, verdict, parts) in zip(rows, scores, strict=True):
+            row.reward, row.verdict, row.parts = reward, verdict, parts
 
-    def fulfil(self, requests: Sequence[SampleRequest], step: int, first_row: int) -> list[list[Trajectory]]:
-        """Sample and score; rows are numbered from `first_row` in request order."""
+    def text(self, row: Trajectory) -> str:
+        """What a row answers: everything that is not prompt, a hint too."""
+        pairs = zip(row.ids, row.source, strict=True)
+        return self.renderer.decode([token for token, source in pairs if source != Source.PROMPT])
+
+    def fulfil(
+        self, requests: Sequence[SampleRequest], step: int, first_row: int, engine: Engine | None = None
+    ) -> list[list[Trajectory]]:
+        """Sample and score, with another engine if one is given; rows are numbered from `first_row` in
+        request order.
+        """
         numbered, row = [], first_row
         for request in requests:
             prompt = request.prompt_ids or tuple(self.rendered(request.problem)[0])
@@ -146,20 +179,55 @@ class Rollouts:
             row += request.n
             sampling = request.sampling or self.sampling
             numbered.append(replace(request, prompt_ids=prompt, rows=rows, sampling=sampling))
-        mine = self.engine.generate(self.ranks.mine(numbered), seed=self.seed, step=step)
+        mine = (engine or self.engine).generate(self.ranks.mine(numbered), seed=self.seed, step=step)
         by_rank = self.ranks.gather(mine)
         completions = [by_rank[i % self.ranks.size][i // self.ranks.size] for i in range(len(numbered))]
         groups = [
             [self._trajectory(request, c, r) for c, r in zip(found, request.rows, strict=True)]
             for request, found in zip(numbered, completions, strict=True)
         ]
-        everything = [row for group in groups for row in group]
-        if self.ranks.first:
-            self.score(everything)
-        scores = self.ranks.broadcast([(r.reward, r.verdict, r.parts) for r in everything])
-        for one, (reward, verdict, parts) in zip(everything, scores, strict=True):
-            one.reward, one.verdict, one.parts = reward, verdict, parts
+        self.generated += sum(len(c.ids) for found in completions for c in found)
+        self.score([row for group in groups for row in group])
         return groups
+
+    def fill(self, texts: Sequence[MaskedText], step: int, first_row: int) -> list[list[Trajectory]]:
+        """Draw and score the fills of masked texts; rows are numbered from `first_row` in request order.
+
+        A fill is a rollout whose decisions are the masked positions. A position at which any fill of its text
+        drew a special token is no decision of any of them.
+        """
+        first = first_row + torch.tensor([0, *(text.n for text in texts)]).cumsum(0)
+        mine = self.ranks.mine(list(zip(texts, first.tolist(), strict=False)))
+        drawn = fill(self.policy, mine, self.sampling.temperature, seed=self.seed, step=step)
+        by_rank = self.ranks.gather(drawn)
+        ordered = [by_rank[i % self.ranks.size][i // self.ranks.size] for i in range(len(texts))]
+        groups = [
+            [self._filled(text, ids, row + k, found) for k, ids in enumerate(found)]
+            for text, row, found in zip(texts, first.tolist(), ordered, strict=False)
+        ]
+        self.generated += sum(text.n * len(text.masked) for text in texts)
+        self.score([row for group in groups for row in group])
+        return groups
+
+    def _filled(self, text: MaskedText, ids: list[int], row: int, group: list[list[int]]) -> Trajectory:
+        special = self.renderer.special_ids
+        free = {t for t in text.masked if not any(other[t] in special for other in group)}
+        rest = len(text.ids) - text.prompt
+        source = [Source.PROMPT] * text.prompt + [Source.OBSERVATION] * rest
+        for t in free:
+            source[t] = Source.ROLLOUT
+        return Trajectory(
+            row=row,
+            ids=ids,
+            source=source,
+            group=text.group,
+            problem=text.problem,
+            finish=Finish.STOP,
+            temperature=self.sampling.temperature,
+            policy_version=self.version,
+            sampling=self.sampling,
+            inputs=text.inputs,
+        )
 
     def _trajectory(self, request: SampleRequest, completion: Completion, row: int) -> Trajectory:
         given = [*request.prompt_ids, *request.hint_ids, *request.prefix_ids]
@@ -201,6 +269,7 @@ def collect(
     group_size: int,
     feed: Feed | None = None,
     demonstrations: Sequence[Problem | Trajectory] = (),
+    demonstrated: Sequence[Problem] = (),
 ) -> Collected:
     """Run a method's sampler over the problems of one step, then append rows of the demonstration feed.
 
@@ -208,6 +277,7 @@ def collect(
         feed: Where a sampler draws further problems from, every problem at most once in a step.
         demonstrations: Problems whose demonstrations are trained beside the rollouts, each its own group, or
             rows made before (`as_demonstration`), whose groups are kept.
+        demonstrated: All problems whose demonstration a sampler may use.
     """
     used = 0
     drawn = len(problems)
@@ -225,11 +295,21 @@ def collect(
         if problem.demonstration is None:
             return None
         row = rollouts.demonstration(problem, used, group)
-        rollouts.score([row])
         used += 1
         return row
 
-    collector = Collector(group_size, more, demonstration, step)
+    collector = Collector(
+        group_size=group_size,
+        step=step,
+        seed=rollouts.seed,
+        sampling=rollouts.sampling,
+        renderer=rollouts.renderer,
+        demonstrated=demonstrated,
+        more=more,
+        solution=lambda problem: rollouts.rendered(problem)[1],
+        demonstration=demonstration,
+        score=rollouts.score,
+    )
     rows: list[Trajectory] = []
     if problems:
         generator = (sampler or plain)(problems, collector)
@@ -237,11 +317,13 @@ def collect(
             requests = next(generator)
             while True:
                 # One problem drawn twice in a step is two groups, unless the sampler joins them by name.
-                requests = [
+                sampled = [
                     replace(r, group=f"{r.problem.id}#{used + i}") if r.group is None else r
                     for i, r in enumerate(requests)
+                    if isinstance(r, SampleRequest)
                 ]
-                groups = rollouts.fulfil(requests, step, used)
+                masked = [r for r in requests if isinstance(r, MaskedText)]
+                groups = rollouts.fill(masked, step, used) if masked else rollouts.fulfil(sampled, step, used)
                 used += sum(map(len, groups))
                 requests = generator.send(groups)
         except StopIteration as done:
@@ -293,7 +375,8 @@ def pack(rows: Iterable[Trajectory], completion_limit: int | None = None) -> Bat
         episodes.setdefault(("own", i) if row.episode is None else (row.group, row.episode), len(episodes))
         for i, row in enumerate(rows)
     ]
-    behaviour_logp = torch.tensor(behaviour, dtype=torch.float64)
+    given = {"behaviour_logp": behaviour, "ref_logp": carried(rows, decision_rows)}
+    arrays = {name: torch.tensor(values, dtype=torch.float64) for name, values in given.items()}
     return Batch(
         row_id=torch.tensor([row.row for row in rows], dtype=torch.int64),
         group=torch.tensor(group, dtype=torch.int64),
@@ -307,7 +390,7 @@ def pack(rows: Iterable[Trajectory], completion_limit: int | None = None) -> Bat
         row=torch.tensor(decision_rows, dtype=torch.int64),
         source=torch.tensor(sources, dtype=torch.int8),
         span=torch.tensor(spans, dtype=torch.int8),
-        arrays={} if bool(behaviour_logp.isnan().all()) else {"behaviour_logp": behaviour_logp},
+        arrays={name: values for name, values in arrays.items() if not bool(values.isnan().all())},
         slots=Slots(
             input=torch.tensor(inputs, dtype=torch.int64),
             position=torch.tensor(positions, dtype=torch.int64),
@@ -319,6 +402,14 @@ def pack(rows: Iterable[Trajectory], completion_limit: int | None = None) -> Bat
         completion_limit=completion_limit,
         group_names=tuple(groups),
     )
+
+
+def carried(rows: Sequence[Trajectory], row: Sequence[int]) -> list[float]:
+    """The reference's log-probability of every decision of rows that bring it (`extra["ref_logp"]`, one
+    number per decision), NaN elsewhere; `row` is the row of each decision.
+    """
+    given = {r: iter(one.extra["ref_logp"]) for r, one in enumerate(rows) if "ref_logp" in one.extra}
+    return [next(given[r]) if r in given else math.nan for r in row]
 
 
 ANNOTATIONS: Mapping[str, tuple[str, str]] = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from interlace.config import ConfigError, Configuration, fingerprint
 from interlace.policies import Renderer
@@ -13,6 +14,9 @@ from interlace.types import Problem
 
 MAX_PROBLEMS = 6000
 """Training problems of a task that has no end, unless `problems` says otherwise."""
+
+ORDER_STRIDE = 1_000_003
+"""Apart from the seeds that people give, so that two runs with neighbouring seeds share no orders."""
 
 
 @dataclass
@@ -80,11 +84,26 @@ def load_data(
             notes.append(
                 f"{over} demonstrations are over the limit and were dropped, never cut (max_demo_tokens)"
             )
+        # Whoever asks a problem for its demonstration later gets none that is not used.
+        used = {p.id for p in demonstrations}
+        kept = [p if p.id in used else replace(p, demonstration=None) for p in kept]
+    fill_steps(c, len(demonstrations))
+    if not demonstrations and any(part.demonstrations == "group" for part in parts):
+        notes.append("this method takes demonstrations into its groups, and there are none")
     if not kept:
         raise ConfigError(f"task {c.run.task}: no training problem is left; {'; '.join(notes)}")
-    if any(s.settings.demos_per_step for s in c.stages) and not demonstrations:
-        raise ConfigError(f"task {c.run.task}: this method trains on demonstrations, and there are none")
+    fed = [s for s in c.stages if s.method.demonstrations == "feed" and s.method.harvest is None]
+    if not demonstrations and any(s.settings.demos_per_step for s in fed):
+        reason = "; ".join(notes) or "no row has one"
+        raise ConfigError(
+            f"task {c.run.task}: this method trains on demonstrations, and there are none: {reason}"
+        )
     splits = [take(task, split, c.run.eval_problems, c.run.seed) for split in ("validation", "test")]
+    if not splits[0] and any(s.settings.keep == "best" for s in c.stages):
+        raise ConfigError(
+            f"task {c.run.task}: keep=best compares weights on validation problems, and there are none; "
+            f"give rows with split=validation, or keep=last"
+        )
     key = fingerprint(
         [[(p.id, p.prompt, str(p.answer), p.demonstration) for p in part] for part in (kept, *splits)]
     )
@@ -92,18 +111,46 @@ def load_data(
 
 
 def take(task: Task, split: str, n: int, seed: int) -> list[Problem]:
-    """At most n problems of a split, fewer where it holds fewer, none where there is no such split."""
+    """At most n problems of a split, fewer where it holds fewer, none where there is no such split.
+
+    Training problems that run out come again in another surface order, where the task has one (the numbers
+    of a countdown shuffled): held-out splits go by canonical key, so no order of theirs is among them.
+    """
     if split not in task.splits:
         return []
-    count = getattr(task, "count", lambda split: None)(split)
-    return task.problems(split, n if count is None else min(n, count), seed=seed)
+    count = task.count(split)
+    if count is None or count >= n:
+        return task.problems(split, n, seed=seed)
+    found: dict[str, Problem] = {}
+    orders = 0
+    while len(found) < n:
+        known = len(found)
+        for problem in task.problems(split, count, seed=seed + orders * ORDER_STRIDE) if count else ():
+            if len(found) < n:
+                found.setdefault(problem.id, problem)
+        orders += 1
+        if len(found) == known or split != "train":
+            break
+    return list(found.values())
+
+
+def fill_steps(c: Configuration, demonstrations: int) -> None:
+    """The steps of stages that are measured in epochs."""
+    for stage in c.stages:
+        s = stage.settings
+        if s.steps is None:
+            s.steps = math.ceil((stage.method.epochs or 0) * demonstrations / max(s.demos_per_step or 0, 1))
 
 
 def fill_lengths(c: Configuration, renderer: Renderer, problems: Sequence[Problem]) -> None:
-    """The limit of a completion where none is given: a quarter over the longest demonstration, or 64."""
+    """The limit of a completion where none is given: a quarter over the longest demonstration, or 64.
+
+    Where answers are made of blocks, each of them may be as long.
+    """
     if all(s.settings.max_new_tokens for s in c.stages):
         return
-    lengths = [len(renderer.demonstration_ids(p)) for p in problems if p.demonstration is not None]
+    written = (lambda p: p) if c.blocks is None else c.blocks.example
+    lengths = [len(renderer.demonstration_ids(written(p))) for p in problems if p.demonstration is not None]
     limit = -(-max(lengths) * 5 // 4) if lengths else 64
     for stage in c.stages:
         stage.settings.max_new_tokens = stage.settings.max_new_tokens or limit

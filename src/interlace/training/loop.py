@@ -14,7 +14,7 @@ from interlace.config import RunSettings, Stage, StageSettings
 from interlace.methods._method import Method
 from interlace.rules.bench import Turn
 from interlace.training.bench import TrainingBench
-from interlace.training.collect import Collected, Feed, Rollouts, annotate, collect, mix_inputs, pack
+from interlace.training.collect import Collected, Feed, Rollouts, annotate, collect, draw, mix_inputs, pack
 from interlace.training.distributed import Ranks
 from interlace.training.metrics import Watch, batch_metrics, update_metrics
 from interlace.training.objective import assign
@@ -34,6 +34,9 @@ class Progress:
         drawn: Problems drawn from each feed in this stage.
         state: Numbers that controllers hold.
         evaluations: Evaluations so far.
+        harvests: What was made for stages to train on, one record each.
+        best: Accuracy and step of the best evaluation of this stage, where the stage keeps the best.
+        kept: By stage that kept the best, the step whose weights it ended with.
         metrics_bytes: Size of the metrics file.
         watch: Counts of the watch for dead runs.
     """
@@ -45,9 +48,16 @@ class Progress:
     drawn: dict[str, int] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    harvests: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, float] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
     metrics_bytes: int = 0
     watch: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+def _ignore(*_: Any) -> None:
+    """What a bench without a running stage does with news."""
 
 
 @dataclass
@@ -55,33 +65,39 @@ class StageRun:
     """What one stage works with.
 
     Attributes:
-        policies: `policy`, and where needed `reference` and `critic`.
+        policies: `policy`, and where needed `reference`, `critic` and the copies of an update rule.
         optimizers: One for each policy that is trained, and those that an alternation adds.
         peaks: The peak learning rate of each.
         feeds: `rl` problems and `sft` problems with demonstrations.
         log, say, save, evaluate: What the run does with a step's numbers, with a warning, with a checkpoint
             that is due, and with an evaluation that is due.
         stopping: Whether the person asked to stop.
+        renew_reference: Lets the reference be the policy as it is now.
         shelf: Rows kept for later stages, by name.
         validation: Problems that are never trained on.
+        demonstrated: Training problems whose demonstration is used.
+        notes: Numbers to log with the first step.
     """
 
     stage: Stage
     run: RunSettings
     policies: Mapping[str, Trainable]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    peaks: Mapping[str, float]
     rollouts: Rollouts
     feeds: Mapping[str, Feed]
     progress: Progress
-    log: Callable[[dict[str, Any]], None]
-    say: Callable[[str], None]
-    save: Callable[[], None]
-    evaluate: Callable[[], None]
-    samples: Callable[[Sequence[Trajectory]], None]
-    stopping: Callable[[], bool]
+    optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    log: Callable[[dict[str, Any]], None] = _ignore
+    say: Callable[[str], None] = _ignore
+    save: Callable[[], None] = _ignore
+    evaluate: Callable[[], None] = _ignore
+    samples: Callable[[Sequence[Trajectory]], None] = _ignore
+    stopping: Callable[[], bool] = bool
+    renew_reference: Callable[[], None] = _ignore
     shelf: dict[str, list[Trajectory]] = field(default_factory=dict)
     validation: Sequence[Problem] = ()
+    demonstrated: Sequence[Problem] = ()
+    notes: Mapping[str, float] = field(default_factory=dict)
     ranks: Ranks = field(default_factory=Ranks)
 
 
@@ -164,18 +180,25 @@ def train_step(
             state=stage.progress.state,
             ranks=stage.ranks,
         )
-        if i == 0 and "old_logp" in batch.arrays:
-            old = batch.arrays["old_logp"].clone()
-            index = batch.decisions_of(rows)
-            old[index] = torch.where(result.logp.isnan(), old[index], result.logp)
-            batch = batch.with_arrays(old_logp=old)
         result.metrics |= update_metrics(part, result)
+        if i == 0:
+            part = replace(part.with_arrays(old_logp=known_logp(part, result)), on_policy=False)
+            if "old_logp" in batch.arrays:
+                index = batch.decisions_of(rows)
+                old = batch.arrays["old_logp"].index_put((index,), part.arrays["old_logp"])
+                batch = batch.with_arrays(old_logp=old)
         stage.progress.updates += 1
         stage.progress.version += 1
         if method.update is not None and result.finite:
             result.metrics |= method.update.after(bench, part, method)
         results.append(result)
     return batch, results
+
+
+def known_logp(part: Batch, result: StepResult) -> torch.Tensor:
+    """float64 [N]: log-probabilities before the first update, where the update or an annotation has them."""
+    annotated = part.arrays.get("old_logp", torch.full_like(result.logp, math.nan))
+    return torch.where(result.logp.isnan(), annotated, result.logp)
 
 
 def collect_step(stage: StageRun, method: Method, turn: Turn | None) -> Collected:
@@ -187,7 +210,7 @@ def collect_step(stage: StageRun, method: Method, turn: Turn | None) -> Collecte
     if turn is not None and turn.demonstrations is not None:
         demonstrations = turn.demonstrations
     elif method.demonstrations == "feed" and s.demos_per_step:
-        demonstrations = stage.feeds["sft"].take(s.demos_per_step)
+        demonstrations = draw(stage.feeds["sft"], s.demos_per_step)
     stage.rollouts.version = stage.progress.version
     return collect(
         stage.rollouts,
@@ -197,6 +220,7 @@ def collect_step(stage: StageRun, method: Method, turn: Turn | None) -> Collecte
         group_size=s.group_size,
         feed=stage.feeds.get("rl"),
         demonstrations=demonstrations,
+        demonstrated=stage.demonstrated,
     )
 
 
@@ -217,16 +241,21 @@ def run_stage(stage: StageRun) -> bool:
     while progress.step < steps:
         if stage.stopping():
             return False
-        began = time.perf_counter()
+        began, generated = time.perf_counter(), stage.rollouts.generated
         bench.begin_step()
         turn = None if whole.alternation is None else whole.alternation.turn(bench)
         method = whole if turn is None else whole.stages[turn.stage]
+        progress.state.update({} if turn is None else turn.numbers)
         collected = collect_step(stage, method, turn)
         if method.row_scorer is not None:
-            collected = replace(collected, rows=list(method.row_scorer.score_rows(bench, collected.rows)))
+            changed = list(method.row_scorer.score_rows(bench, collected.rows))
+            notes = {**collected.notes, **getattr(method.row_scorer, "notes", {})}
+            collected = replace(collected, rows=changed, notes=notes)
         sampled = time.perf_counter()
         batch = pack(collected.rows, completion_limit=s.max_new_tokens)
         metrics: dict[str, Any] = {**batch_metrics(batch), **collected.notes}
+        if progress.step == 0:
+            metrics |= stage.notes
         if (
             stage.run.log_samples_every
             and progress.step % stage.run.log_samples_every == 0
@@ -241,12 +270,12 @@ def run_stage(stage: StageRun) -> bool:
             controller.after(bench, collected.rows, batch, results)
         if turn is not None:
             whole.alternation.observe(bench, turn, collected.rows, batch, results)
-            metrics["turn"] = turn.stage
+            metrics |= {"turn": turn.stage, **turn.notes}
         metrics |= {f"state/{key}": value for key, value in progress.state.items()}
         seconds = time.perf_counter() - began
         progress.seconds += seconds
         progress.step += 1
-        generated = int(batch.is_source("rollout").sum())
+        generated = stage.rollouts.generated - generated
         metrics |= {
             "lr": learning_rate(s, s.lr or 0.0, progress.updates - 1),
             "tokens/generated": generated,
@@ -260,6 +289,7 @@ def run_stage(stage: StageRun) -> bool:
         progress.watch = dict(watch.counts)
         progress.drawn = {name: feed.drawn for name, feed in stage.feeds.items()}
         stage.log({"stage": stage.stage.name, "step": progress.step, "updates": progress.updates, **metrics})
+        bench.rows = collected.rows
         if whole.finished is not None and whole.finished(bench):
             stage.say(f"stage {stage.stage.name} is finished by its own rule after {progress.step} steps")
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -47,10 +48,12 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 def live_groups(batch: Batch) -> Tensor:
-    """bool, one per group with rollouts: its counted rewards are not all equal."""
+    """bool, one per group with rollouts: its counted rewards (learned ones, if it has them) differ."""
     counted = counted_rollouts(batch)
     groups = torch.unique(batch.group[batch.is_rollout])
-    reward = batch.reward[counted]
+    learned = [extra.get("token_reward") for extra in batch.extra]
+    sums = torch.tensor([math.nan if r is None else math.fsum(r) for r in learned], dtype=torch.float64)
+    reward = torch.where(sums.isnan(), batch.reward, sums)[counted]
     group = batch.group[counted]
     return torch.tensor([torch.unique(reward[group == g]).numel() > 1 for g in groups], dtype=torch.bool)
 
@@ -69,11 +72,13 @@ def update_metrics(batch: Batch, result: StepResult) -> dict[str, float]:
     out["tokens/scored"] = result.tokens
     scored = ~result.logp.isnan()
     demo = scored & batch.is_source("demo")
+    out["tokens/imitated"] = int((scored & batch.is_source("demo", "prefix", "hint")).sum())
     if bool(demo.any()):
         out["demo/nll"] = float(-result.logp[demo].mean())
     rollout = scored & batch.is_source("rollout")
     for array, prefix in (("old_logp", "ratio"), ("behaviour_logp", "mismatch"), ("ref_logp", "reference")):
-        values = batch.arrays.get(array)
+        # On-policy the old log-probability is that of this very forward pass.
+        values = result.logp if prefix == "ratio" and batch.on_policy else batch.arrays.get(array)
         if values is None:
             continue
         known = rollout & ~values.isnan()
@@ -126,7 +131,9 @@ class Watch:
             "no rollout could be scored": sampled
             and metrics.get("rows/unscorable", 0) == metrics["rows/rollout"],
             "every completion was truncated": sampled and metrics.get("length/truncated", 0) == 1,
-            "all rewards of every group were equal": sampled and metrics.get("groups/live", 1) == 0,
+            "all rewards of every group were equal": sampled
+            and metrics.get("groups/live", 1) == 0
+            and not metrics.get("tokens/imitated"),
             "no token was trained": not sampled and all(r.scored_rows == 0 for r in result),
             "the gradient was not finite": any(not r.finite for r in result),
         }

@@ -12,8 +12,9 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,14 @@ from interlace.evaluation.evaluate import Evaluation, evaluate
 from interlace.methods import Entry
 from interlace.policies import Renderer, TextPolicy, load_policy
 from interlace.rewards import Scorer, load_reward
-from interlace.rollout import LocalEngine, engine_for_policy
+from interlace.rollout import LocalEngine
 from interlace.tasks import load_task
 from interlace.training.checkpoint import RunFolder, write_json, write_text
 from interlace.training.console import View
 from interlace.training.data import load_data
 from interlace.training.distributed import Ranks, connect
 from interlace.training.loop import Progress
-from interlace.training.stages import train_stage
+from interlace.training.stages import harvest, leave_out, load_shelf, train_stage
 from interlace.training.tracking import Trackers
 from interlace.types import Problem, Sampling, Trajectory
 
@@ -141,6 +142,8 @@ class Run:
             self.view.say(f"[yellow]warning:[/] {warning}")
         self.renderer = Renderer(policy.tokenizer, policy.eos_ids)
         self.data = load_data(self.c, self.renderer, self.scorer, self.task, policy.max_positions)
+        # References and demonstrations are checked as they are, answers are judged in their blocks.
+        workers, self.scorer = self.scorer, self.c.judge(self.scorer)
         for note in self.data.notes:
             self.view.say(f"[yellow]note:[/] {note}")
         if environment.get("data") not in (None, self.data.fingerprint):
@@ -153,11 +156,12 @@ class Run:
         write_json(self.folder.path / "environment.json", environment)
         self.trackers = Trackers(run.track, self.folder.path)
         progress = Progress(**latest[1]) if latest else Progress()
+        self.folder.metrics.touch()
         self.folder.truncate_metrics(progress.metrics_bytes)
         if latest:
             self.view.say(f"resuming {self.folder.path} at stage {progress.stage}, step {progress.step}")
         self.view.say(f"run folder: {self.folder.path}")
-        with self._interruptible(), self.scorer:
+        with self._interruptible(), workers:
             complete = self._stages(policy, progress, latest[0] if latest else None)
         self.trackers.close()
         return RunResult(self.folder.path, complete, progress.evaluations)
@@ -166,7 +170,11 @@ class Run:
         """A policy from a model spec or a folder."""
         run = self.c.run
         return load_policy(
-            source, precision=run.precision, device=run.device, alphabet=self.task.alphabet, seed=run.seed
+            source,
+            precision=run.precision,
+            device=run.device,
+            alphabet=self.c.alphabet(self.task.alphabet),
+            seed=run.seed,
         )
 
     def _initial_model(self) -> str:
@@ -213,20 +221,35 @@ class Run:
                 signal.signal(s, handler)
 
     def _stages(self, policy: TextPolicy, progress: Progress, checkpoint: Path | None) -> bool:
-        engine = engine_for_policy(policy)
+        engine = LocalEngine.for_policy(policy)
+        if checkpoint is not None:
+            self.shelf = load_shelf(self, checkpoint)
         if not progress.evaluations:
             self.evaluate(policy, engine, progress, "start", self.data.test)
         while progress.stage < len(self.c.stages):
             stage = self.c.stages[progress.stage]
-            if stage.method.start == "base" and progress.step == 0 and progress.stage > 0:
-                policy = self.load(self._initial_model())
-                engine = engine_for_policy(policy)
-            complete = train_stage(self, stage, policy, engine, progress, checkpoint)
+            restarts = stage.method.start == "base" and progress.step == 0 and progress.stage > 0
+            start = self.load(self._initial_model()) if restarts else policy
+            made = harvest(self, stage, policy, start, engine, progress)
+            if made is not None and made.skip:
+                leave_out(self, stage, policy, made, progress)
+                continue
+            if start is not policy:
+                engine = LocalEngine.for_policy(start)
+            ended = train_stage(self, stage, start, engine, made, progress, checkpoint)
             checkpoint = None
-            if not complete:
+            if ended is None:
                 self.view.say(f"stopped; continue with: interlace train --resume {self.folder.path}")
                 return False
+            if ended is not start:
+                engine = LocalEngine.for_policy(ended)
+            policy = ended
         return True
+
+    @cached_property
+    def known(self) -> Mapping[str, Problem]:
+        """Problems by id, for rows that come from a file."""
+        return {p.id: p for p in (*self.data.validation, *self.data.demonstrations, *self.data.prompts)}
 
     def evaluate(
         self,
@@ -235,9 +258,10 @@ class Run:
         progress: Progress,
         at: str,
         problems: Sequence[Problem],
-    ) -> None:
+    ) -> Evaluation | None:
+        """Evaluate, and keep what was found; `None` without problems."""
         if not problems or not self.c.run.eval_problems:
-            return
+            return None
         limit = max(s.settings.max_new_tokens or 64 for s in self.c.stages)
         result: Evaluation = evaluate(
             engine,
@@ -255,6 +279,7 @@ class Run:
         if self.ranks.first:
             write_json(self.folder.path / "evaluations" / place, record)
         self.view.say(f"{at}: {result.summary()}")
+        return result
 
     def result(self, progress: Progress) -> dict[str, Any]:
         return {
@@ -262,6 +287,8 @@ class Run:
             "final": progress.stage == len(self.c.stages),
             "seconds": progress.seconds,
             "evaluations": progress.evaluations,
+            "harvests": progress.harvests,
+            "kept": progress.kept,
         }
 
     def write_samples(self, stage: Stage, step: int, rows: Sequence[Trajectory]) -> None:

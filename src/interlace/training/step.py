@@ -248,7 +248,9 @@ def update(
             optimizer.zero_grad(set_to_none=True)
         result.finite = False
         return result
-    if scored and rule.accepts(norms.get("policy", 0.0)):
+    if not rule.accepts(norms.get("policy", 0.0)):
+        result.metrics["update/skipped"] = 1.0
+    elif scored:
         for name, optimizer in optimizers.items():
             if name == "policy":
                 rule.step(optimizer, policies[name].trainable())
@@ -299,7 +301,7 @@ def accumulate_apart(
         scored, tokens = scored + rows, tokens + slots
         if p.term.policy == "policy":
             gradients[p.term.name] = take_gradient(parameters, ranks)
-    combined, numbers = rule.combine(gradients)
+    combined, numbers = rule.combine(gradients, prepared.batch)
     for parameter, gradient in zip(parameters, combined, strict=True):
         parameter.grad = gradient
     return reports, logp, scored, tokens, numbers
