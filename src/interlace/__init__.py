@@ -8,6 +8,9 @@ def __getattr__(name: str):  # heavy rooms load on first use
 
     rooms = {
         "explain": "interlace.analysis.explain",
+        "side_by_side": "interlace.analysis.side_by_side",
+        "formula": "interlace.analysis.formula",
+        "check": "interlace.analysis.laws",
         "train": "interlace.training.run",
         "evaluate": "interlace.evaluation.evaluate",
         "evaluate_model": "interlace.evaluation.model",

@@ -76,8 +76,14 @@ class StageSettings(_Settings):
     until: str | None = Field(
         None, description="ends the stage early: pass:0.3 (validation pass rate), loss:3 (no fall in 3 looks)"
     )
-    eval_every: Whole = Field(0, description="steps between evaluations on validation problems; 0 is never")
+    eval_every: NonNegative = Field(
+        0,
+        description="steps between evaluations on validation problems, or a share of the stage; 0: never",
+    )
     save_every: Whole = Field(100, description="steps between checkpoints; 0 is only at the stage's end")
+    share: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="part of the budget, beside those of the stages that come after it"
+    )
     keep: Literal["last", "best"] = Field(
         "last", description="weights that the stage ends with: the last, or the best of its evaluations"
     )
@@ -113,12 +119,21 @@ class RunSettings(_Settings):
     demonstrations: Whole | None = Field(
         None, description="how many of them have a demonstration that is used"
     )
+    budget: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="floating-point operations of the run; its stages end, and rates decay, by it"
+    )
+    charged: NonNegative = Field(
+        0.0, description="operations that the weights of init_from have cost; they are part of the budget"
+    )
     seed: Whole = 0
     out: str | None = Field(None, description="run folder; default runs/METHOD-TASK-SEED")
     init_from: str | None = Field(None, description="weights to start from (a checkpoint or run folder)")
     threads: Count | None = Field(None, description="torch threads; default probed at the start")
     eval_problems: Count = Field(256, description="problems of each evaluation")
     eval_samples: Whole = Field(1, description="sampled completions per problem at evaluation temperature 1")
+    eval_split: Literal["test", "validation"] = Field(
+        "test", description="problems of the evaluations at the start and after each stage"
+    )
     keep_checkpoints: Count = 2
     log_samples_every: Whole = Field(20, description="steps between samples written to the run folder")
     stop_dead_after: Whole = Field(50, description="stop after that many steps without any signal; 0 never")
@@ -179,7 +194,7 @@ class Configuration:
                 "rollouts per step": rows,
                 "demonstrations per step": s.demos_per_step,
                 "optimizer steps per step": s.optimizer_steps_per_step,
-                "optimizer steps": (s.steps or 0) * s.optimizer_steps_per_step,
+                "optimizer steps": "by budget" if s.steps is None else s.steps * s.optimizer_steps_per_step,
                 "on-policy": "yes"
                 if s.optimizer_steps_per_step == 1
                 else "no (ratios differ after update 1)",
@@ -251,6 +266,10 @@ def resolve(method: str | Entry, settings: Mapping[str, Any]) -> Configuration:
     run = _validate(RunSettings, run_values, "")
     if run.data is not None and run.task is not None and run.data != run.task:
         raise ConfigError("both task and data are given; give one of them")
+    if run.budget is not None and run.charged >= run.budget:
+        raise ConfigError(
+            f"charged={run.charged:.4g} is the whole budget={run.budget:.4g}; nothing is left to train with"
+        )
     run.task = run.data or run.task or "countdown"
     run.data = None
     graph = built.pipeline or ({} if built.alternation is not None else built.stages)
@@ -269,7 +288,7 @@ def resolve(method: str | Entry, settings: Mapping[str, Any]) -> Configuration:
                 raise ConfigError(f"unknown setting 'stages.{name}.{key}'{hint}")
         chosen = _validate(StageSettings, {**shared, **stage_overrides.get(name, {})}, f"stages.{name}.")
         samples = rule.sample is not False
-        _defaults(chosen, rule, samples, scratch, built.stage_steps.get(name))
+        _defaults(chosen, rule, samples, scratch, built.stage_steps.get(name), run.budget is not None)
         _check_stage(name, chosen, samples)
         if chosen.until is not None:
             rule = replace(rule, finished=parse_until(chosen.until))
@@ -291,7 +310,9 @@ def _validate(model: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
         raise ConfigError(f"{prefix}{key}={item['input']!r}: {item['msg']}") from None
 
 
-def _defaults(s: StageSettings, rule: Method, samples: bool, scratch: bool, limit: int | None) -> None:
+def _defaults(
+    s: StageSettings, rule: Method, samples: bool, scratch: bool, limit: int | None, by_budget: bool
+) -> None:
     """Fill in what depends on the stage and the kind of model."""
     if s.lr is None:
         s.lr = (3e-4 if samples else 3e-3) if scratch else (2e-6 if samples else 2e-5)
@@ -299,7 +320,8 @@ def _defaults(s: StageSettings, rule: Method, samples: bool, scratch: bool, limi
     if s.critic_lr is None:
         s.critic_lr = 5 * s.lr
     if s.steps is None and rule.epochs is None:
-        s.steps = limit or ((400 if samples else 900) if scratch else (50 if samples else 100))
+        usual = (400 if samples else 900) if scratch else (50 if samples else 100)
+        s.steps = limit or (None if by_budget else usual)
     if s.demos_per_step is None:
         s.demos_per_step = (
             0 if rule.demonstrations != "feed" else (16 if samples else (64 if scratch else 16))

@@ -201,16 +201,16 @@ def drawn(explained, rows, colour="truecolor", **texts):
     return captured.get()
 
 
-def test_green_is_more_likely_and_red_less_by_size_on_one_scale():
+def test_blue_is_more_likely_and_orange_less_by_size_on_one_scale():
     def levels(c):
         triplet = style(c, 2.0).bgcolor.triplet
         return triplet.red, triplet.green, triplet.blue
 
-    strong, weak, bad = levels(2.0), levels(0.2), levels(-2.0)
-    assert strong[1] > weak[1] > 0 and strong[0] == weak[0] == 0
-    assert bad == (strong[1], 0, 0)
+    assert levels(2.0) == (10, 95, 165) and levels(-2.0) == (196, 80, 10)
+    # a quarter of the largest is half way from the faintest (a quarter of the colour) to the full one
+    assert levels(0.5) == (6, 59, 103)
     assert style(0.0, 2.0).bgcolor is None and style(0.0, 0.0).bgcolor is None
-    assert levels(1e-9)[1] > 20  # what is trained at all can be told from what is not
+    assert levels(1e-9)[2] > 40  # what is trained at all can be told from what is not
 
 
 def test_the_terminal_view_shows_terms_numbers_and_a_legend(run):
@@ -237,8 +237,8 @@ def test_the_scale_is_common_to_all_methods_shown():
     one = {"loss": 0.0, "terms": [], "rows": [{"advantage": [1.0], "coefficient": [0.5]}]}
     two = {"loss": 0.0, "terms": [], "rows": [{"advantage": [1.0], "coefficient": [-1.0]}]}
     out = drawn({"one": one, "two": two}, [{"source": "demo", "logp": [-1.0]}])
-    backgrounds = [c for c in ("48;2;0;110;0", "48;2;175;0;0") if c in out]
-    assert backgrounds == ["48;2;0;110;0", "48;2;175;0;0"]  # half and full strength
+    # 1/4 + 3/4 of the square root of a half, and full strength
+    assert "48;2;8;74;129" in out and "48;2;196;80;10" in out
     assert "|coefficient| 1" in legend(1.0).plain
 
 

@@ -262,3 +262,34 @@ def test_summary_and_table_show_the_numbers():
 def test_mean_length_is_zero_not_nan_for_an_engine_that_says_nothing():
     result = evaluate(Scripted({"p": ""}), Letters(), [problem("p")], Exact())
     assert result.mean_length == 0.0 and not math.isnan(result.truncated)
+
+
+class Surprised(Scripted):
+    """Gives every token of a text the log-probability of its first letter: `a` -1, `b` -2, ..."""
+
+    def _answer(self, request, row):
+        found = super()._answer(request, row)
+        return Completion(found.ids, (96.0 - found.ids[0],) * len(found.ids), found.finish)
+
+
+def test_entropy_is_minus_log_probability_over_the_sampled_tokens() -> None:
+    engine = Surprised({}, {"p": ["a$", "b$"], "q": ["cc$", "a$"]})
+    result = evaluate(engine, Letters(), [problem("p"), problem("q")], Exact(), samples=2, greedy=False)
+    assert result.entropy == pytest.approx((2 * 1 + 2 * 2 + 3 * 3 + 2 * 1) / (2 + 2 + 3 + 2))
+    assert Evaluation.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_best_of_k_takes_the_likeliest_answer_per_token() -> None:
+    # Right is "a" for p and "b" for q; the likeliest is always "a".
+    engine = Surprised({}, {"p": ["a$", "b$"], "q": ["a$", "b$"]})
+    problems = [problem("p", "a"), problem("q", "b")]
+    result = evaluate(engine, Letters(), problems, Exact(), samples=2, greedy=False)
+    assert [result.problems[i].best for i in (0, 1)] == [{1: 0.5, 2: 1.0}, {1: 0.5, 2: 0.0}]
+    assert result.best_of_k[2].value == 0.5
+
+
+def test_an_answer_is_invalid_if_it_was_cut_or_nothing_was_read_in_it() -> None:
+    engine = Scripted({"p": "a$", "q": "/$", "r": "b", "s": "c$"})
+    result = evaluate(engine, Letters(), [problem(i) for i in "pqrs"], Exact())
+    assert [p.invalid for p in result.problems] == [0, 1, 1, 0]
+    assert result.invalid == 0.5

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.policies.build import batch_of, gradients, random_rows, relative_gap, tiny_policy
 
 from interlace.policies.packing import without_repeats
 from interlace.types import Slots
+from tests.policies.build import batch_of, gradients, random_rows, relative_gap, tiny_policy
 
 ROWS = [([5, 6], [7, 8, 9]), ([3], [4]), ([5, 6], [7, 8, 2]), ([5, 6], [7, 3, 9]), ([3], [9])]
 """The first and third read 5 6 7 8; the second and last read 3."""

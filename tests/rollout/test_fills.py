@@ -1,13 +1,13 @@
 """Fills of masked texts: exact draws from one forward pass."""
 
 import torch
-from tests.policies.build import tiny_policy
 
 from interlace.rollout import fills
 from interlace.rollout.fills import fill
 from interlace.rollout.sampling import draw, uniforms
 from interlace.rules.samplers import MaskedText
 from interlace.types import Problem
+from tests.policies.build import tiny_policy
 
 MASK = 0
 TEXT = MaskedText(Problem("a", ""), "a", (5, 6, 7, 8, 9, 10, 1), 2, (2, 4, 5), MASK, 4)

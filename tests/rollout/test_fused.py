@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from interlace.rollout import LocalEngine
-from interlace.rollout.decoders import Unsupported
+from interlace.rollout.decoders import Unsupported, prefill_chunks
 from interlace.rollout.fused import FusedDecoder
 from tests.rollout.tiny import PROMPTS, greedy_by_hand, request, teacher_forced_logits, tiny_model
 
@@ -66,7 +66,10 @@ def test_long_prompts_are_prefilled_in_several_forwards(monkeypatch: pytest.Monk
     model = tiny_model("llama")
     asked = [request(p, [i], temperature=0) for i, p in enumerate(PROMPTS)]
     expected = LocalEngine(model).generate(asked, seed=0, step=0)
-    monkeypatch.setattr("interlace.rollout.decoders.PREFILL_TOKENS", 8)
+    monkeypatch.setattr("interlace.rollout.decoders.PREFILL_TOKENS", 10)
+    # Prompts of 3, 5 and 10 tokens: two of them are 2 x 5, all three would be 3 x 10.
+    by_length = sorted(PROMPTS, key=len)
+    assert [by_length[c] for c in prefill_chunks(by_length)] == [by_length[:2], by_length[2:]]
     for path in ("fused", "generic"):
         assert LocalEngine(model, path=path).generate(asked, seed=0, step=0) == expected
 
@@ -109,7 +112,10 @@ def test_a_lora_adapter_is_part_of_the_weights(merged: bool) -> None:
     found = engine.generate([asked], seed=0, step=0)[0][0]
     assert list(found.ids) == greedy_by_hand(model, PROMPTS[0], 12)
     with model.disable_adapter():
-        assert list(found.ids) != greedy_by_hand(model, PROMPTS[0], 12)
+        without = engine.generate([asked], seed=0, step=0)[0][0]
+        assert list(without.ids) == greedy_by_hand(model, PROMPTS[0], 12)
+    assert without != found
+    assert engine.generate([asked], seed=0, step=0)[0][0] == found
 
 
 def test_an_updated_lora_adapter_is_noticed() -> None:

@@ -13,6 +13,7 @@ from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsW
 
 from interlace.rollout import LocalEngine, tape
 from interlace.types import Finish
+from tests.policies.build import tiny_policy
 from tests.rollout.tiny import (
     PROMPTS,
     VOCABULARY,
@@ -385,6 +386,19 @@ def test_options_are_checked() -> None:
         LocalEngine(tiny_model("gpt2"), path="fused")
     with pytest.warns(UserWarning, match="runs in the model's own"):
         LocalEngine(tiny_model("gpt2"), dtype=torch.bfloat16)
+
+
+def test_an_engine_for_a_policy_takes_its_model_tokenizer_and_end_tokens() -> None:
+    policy = tiny_policy("llama")
+    engine = LocalEngine.for_policy(policy, max_rows=3)
+    assert engine.path == "fused" and engine.max_rows == 3
+    assert engine.eos_ids == frozenset(policy.eos_ids)
+    free = greedy_by_hand(policy.model, PROMPTS[1][:1], 5)
+    stop = policy.tokenizer.decode(free[1:3])
+    asked = request(PROMPTS[1][:1], [0], temperature=0, max_tokens=5, stop=(stop,))
+    found = engine.generate([asked], seed=0, step=0)[0][0]
+    assert list(found.ids) == free[: len(found.ids)] and stop in policy.tokenizer.decode(found.ids)
+    assert len(found.ids) <= 3
 
 
 def test_no_requests_and_no_rows_are_fine() -> None:

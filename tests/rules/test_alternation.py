@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -50,10 +51,11 @@ A, B, C, D, E, F = PROBLEMS
 def test_only_a_prompt_that_failed_throughout_is_trained_on_next() -> None:
     """Rewards all 0, mixed, all 1, with a buffer of 1."""
     rule, at = relift(1), bench()
-    assert rule.turn(at) == Turn("rl")
+    assert rule.turn(at) == Turn("rl", numbers={"waiting": 0, "imitated": 0})
     rl_step(rule, at, group(A, [0, 0, 0]), group(B, [0, 1, 0]), group(C, [1, 1, 1]))
     assert rule.waiting == ["a"]
-    assert rule.turn(at) == Turn("sft", [A], "sft", sample=False)
+    numbers = {"waiting": 0, "imitated": 1}
+    assert rule.turn(at) == Turn("sft", [A], "sft", sample=False, numbers=numbers)
     assert rule.waiting == []
 
 
@@ -127,7 +129,7 @@ def test_importance_is_the_change_of_the_rl_phase_and_the_top_share_is_frozen() 
     assert rule.turn(at).stage == "rl", "the phase goes on until the buffer is full"
     at.weights = torch.tensor([0.5, -0.1, 0.02, 0.3])
     rl_step(rule, at, group(B, [0, 1]))
-    assert rule.turn(at) == Turn("sft", [B], "sft", sample=False)
+    assert replace(rule.turn(at), numbers={}) == Turn("sft", [B], "sft", sample=False)
     assert rule.frozen.masks[0].tolist() == [True, False, False, True]
     assert rule.start == []
 

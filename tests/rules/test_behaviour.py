@@ -61,7 +61,7 @@ def test_the_start_weights_stand_in_for_an_unknown_author_and_it_is_said():
 
 def test_a_missing_column_is_named():
     for author in ("data", "auto"):
-        with pytest.raises(ValueError, match="problem p1 .* 'behaviour_logp' is needed"):
+        with pytest.raises(ValueError, match=r"problem p1 .* 'behaviour_logp' is needed"):
             KnownAuthor(author)(bench([GIVEN[0], PLAIN[1]]))
 
 

@@ -3,12 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
-from tests.rules.collecting import Recorder
 
 from interlace.policies import Renderer
 from interlace.policies.scratch import character_tokenizer
-from interlace.rules.blocks import STYLES, BlockScorer, Blocks, GuessFirst
+from interlace.rules.blocks import STYLES, Blocks, BlockScorer, GuessFirst
 from interlace.types import Problem, SampleRequest, Sampling, Score, Source, Trajectory, Verdict
+from tests.rules.collecting import Recorder
 
 WORDS, SYMBOLS = STYLES["words"], STYLES["symbols"]
 TEXT = "<guess> 7 </guess> <think> 3+4 </think> <answer> 7 </answer>"
@@ -76,7 +76,10 @@ def test_form(text, good):
 class Seven:
     def score(self, items):
         self.seen = [text for text, _ in items]
-        verdicts = {"7": Score(1.0, Verdict.PASS, {"correctness": 1.0}), "?": Score(None, Verdict.UNSCORABLE, {})}
+        verdicts = {
+            "7": Score(1.0, Verdict.PASS, {"correctness": 1.0}),
+            "?": Score(None, Verdict.UNSCORABLE, {}),
+        }
         return [verdicts.get(text, Score(0.0, Verdict.FAIL, {"correctness": 0.0})) for text, _ in items]
 
 
@@ -129,7 +132,8 @@ class Written(Recorder):
         ids = [*map(ord, self.answer)]
         source = [Source.PROMPT, Source.PROMPT, *[Source.ROLLOUT] * len(ids)]
         return [
-            Trajectory(k, [1, 2, *ids], source, "g", request.problem, sampling=Sampling()) for k in range(request.n)
+            Trajectory(k, [1, 2, *ids], source, "g", request.problem, sampling=Sampling())
+            for k in range(request.n)
         ]
 
 

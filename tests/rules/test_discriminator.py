@@ -3,16 +3,15 @@
 import copy
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.policies.build import ALPHABET, tiny_policy
 
 from interlace.policies import Renderer
 from interlace.rules.discriminator import TokenDiscriminator, read_after
 from interlace.training.collect import pack
 from interlace.types import Problem, Sampling, Source, Trajectory
+from tests.policies.build import ALPHABET, tiny_policy
 
 PROBLEMS = [Problem(f"p{i}", f"{i}+2=", demonstration=f"{i}+2={i + 2}") for i in range(3)]
 

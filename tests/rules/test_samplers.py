@@ -124,7 +124,10 @@ def test_a_prefix_never_holds_the_last_token_nor_fills_the_limit():
 
 
 def test_without_prefix_it_is_an_ordinary_group():
-    for sampler, some in ((PrefixedRollout(0.0, 0.0, 1), problems(1)), (PrefixedRollout(1, 1, 1), problems(1, None))):
+    for sampler, some in (
+        (PrefixedRollout(0.0, 0.0, 1), problems(1)),
+        (PrefixedRollout(1, 1, 1), problems(1, None)),
+    ):
         recorder = Recorder()
         recorder.run(sampler, some)
         assert [(r.n, r.prefix_ids) for r in recorder.asked[0]] == [(4, ())]
@@ -207,7 +210,11 @@ def test_more_of_the_demonstration_is_shown_where_the_group_does_badly():
     """
     recorder = Recorder(scripted([0, 0, 0, 0, 0, 1, 1, 1]))
     rows = recorder.run(TURNS, problems(1))
-    assert [[(r.n, len(r.prefix_ids)) for r in turn] for turn in recorder.asked] == [[(4, 0)], [(2, 2)], [(1, 5)]]
+    assert [[(r.n, len(r.prefix_ids)) for r in turn] for turn in recorder.asked] == [
+        [(4, 0)],
+        [(2, 2)],
+        [(1, 5)],
+    ]
     assert [row.reward for row in rows] == [0, 0, 0, 0, 0, 1, 1, 1]
     assert [row.extra.get("prefix_id") for row in rows] == [None] * 4 + [2, 2, 5, 10]
     assert shape(rows) == [(7, 1)]

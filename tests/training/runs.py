@@ -98,7 +98,15 @@ def weights(run: RunResult | Path) -> bytes:
 
 
 def assert_same_run(one: RunResult, other: RunResult) -> None:
-    """Bit-identical weights, the same numbers of every step, the same results."""
-    assert lines(one) == lines(other)
+    """Bit-identical weights, the same numbers of every step, the same results.
+
+    The engine's own log-probabilities, on which nothing is trained, may be rounded differently.
+    """
+    engine = ("entropy/sampled", "mismatch/")
+    ours, theirs = (
+        [{k: v for k, v in line.items() if not k.startswith(engine)} for line in lines(run)]
+        for run in (one, other)
+    )
+    assert ours == theirs
     assert result(one) == result(other)
     assert weights(one) == weights(other)

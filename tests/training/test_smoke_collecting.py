@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-from tests.training.resuming import assert_resumes_exactly, run, weights
 
+from interlace.evaluation.model import judge_of
 from interlace.rewards import REWARDS
+from interlace.rules.blocks import STYLES
 from interlace.types import Problem, Score, Verdict
+from tests.training.resuming import assert_resumes_exactly, run, weights
 
 
 @dataclass(frozen=True)
 class Parity:
-    """Right if the text has an even number of characters (every demonstration of SMALL's task that is kept)."""
+    """Right if the text has an even number of characters."""
 
     bounded: ClassVar[bool] = True
 
@@ -98,7 +100,7 @@ def test_a_hinted_prompt_is_judged_with_its_hint_and_learned_gently(tmp_path):
 
 
 def test_whole_hints_leave_the_end_token_to_the_policy(tmp_path):
-    """Every rollout of a whole hint that ends at once is right: the verdict is of hint and answer together."""
+    """A whole hint and nothing more is right: the verdict is of hint and answer together."""
     log = run("uft", tmp_path / "run", steps=1, p_low=1, p_high=1, seed=2, group_size=32)
     assert log[0]["reward/pass"] > 0
     (samples,) = (tmp_path / "run" / "samples").iterdir()
@@ -126,7 +128,9 @@ def test_the_gate_of_hpt_skips_a_step_with_a_large_gradient(tmp_path):
     log = run("hpt", tmp_path / "run", steps=2, skip_grad_norm=1e-6, weight_decay=0)
     assert [line["update/skipped"] for line in log] == [1, 1]
     first, last = (tmp_path / "run" / "checkpoints" / n for n in ("0-train-000001", "0-train-000002-end"))
-    assert (first / "policy" / "model.safetensors").read_bytes() == (last / "policy" / "model.safetensors").read_bytes()
+    assert (first / "policy" / "model.safetensors").read_bytes() == (
+        last / "policy" / "model.safetensors"
+    ).read_bytes()
     assert "update/skipped" not in run("hpt", tmp_path / "free", steps=1)[0]
 
 
@@ -134,8 +138,8 @@ def test_a_bare_label_joins_the_group_of_visurf(tmp_path):
     data = tmp_path / "sums.jsonl"
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    log = run("visurf", tmp_path / "run", steps=1, data=str(data), task=None, label="{answer}", reward="exact",
-              max_new_tokens=6, problems=None)  # fmt: skip
+    log = run("visurf", tmp_path / "run", steps=1, data=str(data), task=None, label="{answer}",
+              reward="exact", max_new_tokens=6, problems=None)  # fmt: skip
     assert log[0]["rows/demo"] == 2 and log[0]["reward/demonstration"] == 1
 
 
@@ -145,6 +149,9 @@ def test_guess_think_answer_on_a_model_of_characters(tags, tmp_path):
     assert all((line["rows/rollout"], line["rows/demo"]) == (8, 2) for line in log)
     assert all(2 * len("1+2=3") <= line["decisions/sft"] <= 2 * len("11*12=132") for line in log)
     assert finite(log) and "blocks/well_formed" in log[0]
+    judge = judge_of(tmp_path / "run", scorer := object())
+    assert (judge.inner, judge.blocks.tags) == (scorer, STYLES[tags].tags)
+    assert judge_of("scratch:nano", scorer) is scorer
     assert_resumes_exactly(tmp_path / "run")
 
 

@@ -1,9 +1,15 @@
-"""Methods whose stages build data for each other: they train, leave out what is empty, and resume anywhere."""
+"""Methods whose stages build data for each other: they train, skip what is empty, and resume anywhere."""
 
 import json
 import math
 
 import pytest
+
+from interlace import explain
+from interlace.config import resolve
+from interlace.methods import MethodError
+from interlace.rewards import REWARDS
+from interlace.tasks.base import judged
 from tests.training.runs import (
     Parity,
     Told,
@@ -14,9 +20,6 @@ from tests.training.runs import (
     train,
     weights,
 )
-
-from interlace.rewards import REWARDS
-from interlace.tasks.base import judged
 
 
 class Always:
@@ -81,6 +84,19 @@ def test_its_stages_train_in_order(whole, method) -> None:
     losses = [value for line in steps for key, value in line.items() if key.startswith("loss/")]
     assert losses and "NaN" not in json.dumps(losses) and "Infinity" not in json.dumps(losses)
     assert all(line["rows/scored"] > 0 and line["grad_norm"] > 0 for line in steps)
+
+
+def test_stages_of_a_run_are_not_all_known_to_explain() -> None:
+    running = [stage.name for stage in resolve("expert_iteration", {"rounds": 4}).stages]
+    assert running == ["round_1", "round_2", "round_3", "round_4"]
+    assert [stage.name for stage in resolve("expert_iteration", {}).stages] == running[:3]
+    c = resolve("expert_iteration", {"stages": {"round_2": {"lr": 0.5}}})
+    assert [stage.settings.lr for stage in c.stages] == [3e-3, 0.5, 3e-3]
+    with pytest.raises(MethodError, match="this method has no stages"):
+        explain("expert_iteration", [], stage="round_1")
+    assert [stage.name for stage in resolve("specs", {}).stages] == ["zero", "cold_start", "rl"]
+    with pytest.raises(MethodError, match="accepted are cold_start, rl"):
+        explain("specs", [], stage="zero")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +184,7 @@ def test_expert_iteration_counts_its_rows(whole) -> None:
 
 
 def test_expert_iteration_restarts_or_continues(tmp_path) -> None:
-    """A round from the base begins near the loss of a uniform policy over 18 tokens, a continued one lower."""
+    """A round from the base begins near the loss of a uniform policy, ln 18, a continued one lower."""
     settings = {"samples": 1, "rounds": 2, "steps": 12, "lr": 0.03, "demos_per_step": 16, "reward": "parity"}
     again = lines(train("expert_iteration", tmp_path / "a", **settings))
     on = lines(train("expert_iteration", tmp_path / "b", restart=False, **settings))

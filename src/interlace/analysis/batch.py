@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,11 +27,13 @@ class SampledBatch:
         rows: One dict per row in the schema of `explain`.
         tokens: The text of each decision token, row by row.
         prompts: What stands before them.
+        about: The task, model and seed, for people to read.
     """
 
     rows: list[dict[str, Any]]
     tokens: list[list[str]]
     prompts: list[str]
+    about: dict[str, str] = field(default_factory=dict)
 
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length"}
@@ -111,4 +113,5 @@ def sample_batch(method: str | Entry = "grpo", **settings: Any) -> SampledBatch:
         prompts.append(
             renderer.decode([i for i, x in zip(row.ids, row.source, strict=True) if x == Source.PROMPT])
         )
-    return SampledBatch(out, texts, prompts)
+    about = {"task": run.task or "countdown", "model": str(run.init_from or run.model), "seed": str(run.seed)}
+    return SampledBatch(out, texts, prompts, about)

@@ -1,7 +1,7 @@
 """The page of `side_by_side`: one HTML file with its data, style and script inside, and no network.
 
-Every text that comes from outside (tokens, prompts, names, messages) travels as JSON and reaches the page as text
-content, never as markup; the content security policy allows the page's own script and nothing else.
+Every text that comes from outside (tokens, prompts, names, messages) travels as JSON and reaches the page as
+text, never as markup; the content security policy allows the page's own script and nothing else.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ class Part:
         coefficient: Its share of the token's coefficient.
         advantage: A in this term; 1 in a likelihood term.
         n: What this row's losses are divided by (the row's own length included in `sequence_means`).
-        weight: What is left: ratio, shaping, token weight; `None` where advantage or factor is 0.
+        weight: What is left: ratio, shaping, token weight (and a KL inside the same term); `None` where
+            advantage or factor is 0.
     """
 
     term: str

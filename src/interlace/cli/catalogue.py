@@ -143,13 +143,15 @@ def _show_method(entry: Entry) -> None:
     for name in sorted(fields, key=lambda name: name not in own):  # what is special to the method comes first
         table.add_row(name, text_of(fields[name].default), accepted(entry, name))
     _print(table)
+    from rich.text import Text
+
     built = entry()
     stages = built.stages or {"": built}
     terms = _table(*(["stage"] if built.stages else []), "term", "tokens", "loss per token", "denominator")
     for stage, rule in stages.items():
         for term in rule.terms:
             divisor = term.denominator if isinstance(term.denominator, str) else term.denominator.name
-            row = (term.name, " + ".join(term.sources), term.formula, divisor)
+            row = (term.name, " + ".join(term.sources), Text(term.formula), divisor)  # "[" is no markup
             terms.add_row(*([stage] if built.stages else []), *row)
     _print("")
     _print(terms)

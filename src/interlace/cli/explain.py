@@ -15,6 +15,7 @@ from interlace.cli.arguments import ArgumentsError, split_words
 
 if TYPE_CHECKING:
     from interlace.analysis.batch import SampledBatch
+    from interlace.analysis.side_by_side import SideBySide
 
 PLACES = ("step", "stage", "state")
 """Keys of the input that may be given on the command line too, where they win."""
@@ -36,6 +37,12 @@ def explain(
         str | None, typer.Option("--input", "-i", metavar="FILE", help="Rows as JSON; - is standard input.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Write the methods side by side as one page.")
+    ] = None,
+    as_formula: Annotated[
+        bool, typer.Option("--formula", help="Print the losses as text, with their parameters filled in.")
+    ] = False,
 ) -> None:
     """Show what every token's log-probability is multiplied by in the update."""
     names, settings = split_words(words)
@@ -43,19 +50,56 @@ def explain(
         raise ArgumentsError("explain: name a method, as in: interlace explain grpo --input rows.json")
     if len(set(names)) < len(names):
         raise ArgumentsError("explain: a method is named twice")
+    if as_formula:
+        _print_formulas(names, settings)
+        return
+    given: Mapping[str, Any]
     if input is None:
-        explained, batch = _from_sampled_batch(names, settings)
-        rows, texts, prompts = batch.rows, batch.tokens, batch.prompts
+        settings, batch = _sampled_batch(names, settings)
+        given, texts, prompts, about = {"rows": batch.rows}, batch.tokens, batch.prompts, batch.about
     else:
-        given = read_input(input)
-        explained = _from_rows(names, settings, given)
-        rows, texts, prompts = given["rows"], None, None
+        given, texts, prompts, about = read_input(input), None, None, {"rows of": input}
+    if html is not None or (len(names) > 1 and not as_json):
+        compared = _side_by_side(names, settings, given, tokens=texts, prompts=prompts, about=about)
+        if html is not None:
+            compared.to_html(html)
+            print(f"written: {html}", file=sys.stderr)
+        elif not as_json:
+            compared.show()
+        if not as_json:
+            return
+    explained = _from_rows(names, settings, given)
     if as_json:
         _write_json(explained)
         return
     from interlace.cli.tokens import show
 
-    show(explained, rows, texts, prompts)
+    show(explained, given["rows"], texts, prompts)
+
+
+def _print_formulas(names: Sequence[str], settings: Mapping[str, Any]) -> None:
+    from interlace.analysis.formula import formula
+
+    stage = settings.get("stage")
+    own = {key: value for key, value in settings.items() if key not in PLACES}
+    parameters = parameters_by_method(names, own)
+    texts = [formula(name, **{"stage": stage, **parameters[name]}) for name in names]
+    print(f"\n\n{'-' * 100}\n\n".join(texts))
+
+
+def _side_by_side(
+    names: Sequence[str], settings: Mapping[str, Any], given: Mapping[str, Any], **shown: Any
+) -> SideBySide:
+    from interlace.analysis.side_by_side import side_by_side
+
+    places = {key: given[key] for key in PLACES if key in given} | _placed(settings, given)
+    own = {key: value for key, value in settings.items() if key not in PLACES}
+    stage = {} if places.get("stage") is None else {"stage": places["stage"]}
+    parameters = parameters_by_method(names, own)
+    methods = [(name, {**stage, **parameters[name]}) for name in names]
+    return side_by_side(
+        methods, given["rows"], step=places.get("step", 0), state=places.get("state"), **shown
+    )
 
 
 def read_input(path: str) -> dict[str, Any]:
@@ -96,8 +140,8 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number; accepted are finite numbers and null")
 
 
-def _from_sampled_batch(names: Sequence[str], settings: Mapping[str, Any]) -> tuple[Explained, SampledBatch]:
-    """Explain what the methods would train on: rollouts and demonstrations of the task and model."""
+def _sampled_batch(names: Sequence[str], settings: Mapping[str, Any]) -> tuple[dict[str, Any], SampledBatch]:
+    """The settings of the methods alone, and what they would train on: a batch of the task and model."""
     import interlace
     from interlace.config import RUN_KEYS, STAGE_KEYS
     from interlace.methods import get
@@ -108,9 +152,10 @@ def _from_sampled_batch(names: Sequence[str], settings: Mapping[str, Any]) -> tu
     _placed(settings, {})
     plain = {key: value for key, value in own.items() if key not in PLACES}
     for name, parameters in parameters_by_method(names, plain, also=of_run).items():
-        get(name).validate(**parameters)  # before any time is spent on sampling
-    batch = interlace.sample_batch(names[0], **{k: v for k, v in settings.items() if k in of_run})
-    return _from_rows(names, own, {"rows": batch.rows}), batch
+        get(name).validate(
+            **{k: v for k, v in parameters.items() if k != "stage"}
+        )  # before sampling takes time
+    return own, interlace.sample_batch(names[0], **{k: v for k, v in settings.items() if k in of_run})
 
 
 def _from_rows(names: Sequence[str], settings: Mapping[str, Any], given: Mapping[str, Any]) -> Explained:
@@ -120,7 +165,7 @@ def _from_rows(names: Sequence[str], settings: Mapping[str, Any], given: Mapping
     own = {key: value for key, value in settings.items() if key not in PLACES}
     parameters = parameters_by_method(names, own)
     return {
-        name: interlace.explain(name, given["rows"], **places, **parameters[name])  # type: ignore[operator]
+        name: interlace.explain(name, given["rows"], **{**places, **parameters[name]})  # type: ignore[operator]
         for name in names
     }
 

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from interlace.cli.catalogue import methods, models, tasks
+from interlace.cli.check import check
 from interlace.cli.evaluate import evaluate
 from interlace.cli.explain import explain
 from interlace.cli.train import train
@@ -110,6 +111,7 @@ def root(
 app.command()(train)
 app.command()(evaluate)
 app.command()(explain)
+app.command()(check)
 app.command()(methods)
 app.command()(tasks)
 app.command()(models)

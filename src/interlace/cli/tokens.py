@@ -1,4 +1,4 @@
-"""Tokens in the colours of their coefficients: green is made more likely, red less likely."""
+"""One method's tokens in the colours of their coefficients: blue is made more likely, orange less likely."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-FAINTEST, STRONGEST = 45, 175
-"""Brightness of a background for the smallest and the largest coefficient; white text reads on both."""
+from interlace.analysis.terminal import style
 
 
 def show(
@@ -75,15 +73,6 @@ def _runs(coefficient: Sequence[float], texts: Sequence[str]) -> str:
     return " ".join("".join(t for _, t in run) + number for number, run in runs).replace("\n", "⏎")
 
 
-def style(coefficient: float, largest: float) -> Style:
-    """Background from faint to strong with |coefficient| / largest; none at 0."""
-    if coefficient == 0 or largest == 0:
-        return Style(dim=True)
-    level = FAINTEST + round((STRONGEST - FAINTEST) * min(1.0, abs(coefficient) / largest))
-    background = f"rgb(0,{level},0)" if coefficient > 0 else f"rgb({level},0,0)"
-    return Style(color="white", bgcolor=background)
-
-
 def legend(largest: float) -> Text:
     """What the colours mean."""
     text = Text()
@@ -92,7 +81,9 @@ def legend(largest: float) -> Text:
     text.append(" less likely ", style=style(-1.0, 1.0))
     text.append(" ")
     text.append(" not trained ", style=style(0.0, 1.0))
-    text.append(f"  full colour is |coefficient| {largest:.4g}; coefficient = d(-loss)/d logp")
+    text.append(
+        f"  full colour is |coefficient| {largest:.4g}, square-root scale; coefficient = d(-loss)/d logp"
+    )
     return text
 
 

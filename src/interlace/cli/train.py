@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,7 +73,8 @@ def train(
         # No mistake of the command line: the run itself came to nothing.
         print(f"error: {stopped}", file=sys.stderr)
         raise typer.Exit(1) from None
-    _report(result)
+    if os.environ.get("RANK", "0") == "0":
+        _report(result)
 
 
 def _refuse_with_resume(method: str | None, config: str | None, init_from: str | None, dry_run: bool) -> None:

@@ -340,7 +340,7 @@ def not_told_apart(names: Sequence[str], told: Mapping[tuple[str, str], bool]) -
                 split += [column - {x}, column - {y}] if {x, y} <= column else [column]
             columns = [c for j, c in enumerate(split) if not _absorbed(c, j, split)]
     columns.sort(key=lambda column: [name not in column for name in names])
-    letters = {name: "" for name in names}
+    letters = dict.fromkeys(names, "")
     for i, column in enumerate(columns):
         for name in names:
             letters[name] += _letter(i) if name in column else ""
@@ -348,7 +348,9 @@ def not_told_apart(names: Sequence[str], told: Mapping[tuple[str, str], bool]) -
 
 
 def _absorbed(column: set[str], place: int, columns: Sequence[set[str]]) -> bool:
-    return any(column < other or (column == other and j < place) for j, other in enumerate(columns) if j != place)
+    return any(
+        column < other or (column == other and j < place) for j, other in enumerate(columns) if j != place
+    )
 
 
 def _letter(i: int) -> str:

@@ -7,12 +7,13 @@ The policy is seen only through an engine, so a local model and a server are eva
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from interlace.evaluation.metrics import majority_curve
+from interlace.evaluation.metrics import best_of_k, majority_curve
 from interlace.evaluation.results import GROUPS, Evaluation, ProblemResult
 from interlace.types import Engine, Finish, Problem, SampleRequest, Sampling, Score, Verdict
 
@@ -30,6 +31,7 @@ class Answer:
     truncated: bool
     score: Score
     text: str
+    logp: float
 
     @property
     def scorable(self) -> bool:
@@ -122,7 +124,8 @@ def evaluate(
             scores = scorer.score([(text, problems[i]) for i, _, text in flat])
             for (i, completion, text), score in zip(flat, scores, strict=True):
                 cut = completion.finish == Finish.LENGTH
-                answers[i].append(Answer(len(completion.ids), cut, score, "" if answers[i] else text))
+                shown, logp = "" if answers[i] else text, math.fsum(completion.logp)
+                answers[i].append(Answer(len(completion.ids), cut, score, shown, logp))
             done += len(flat)
             if progress is not None:
                 progress(done, total)
@@ -130,16 +133,10 @@ def evaluate(
 
     greedily = ask(1, once) if greedy else {}
     sampled = ask(samples, sampling) if samples else {}
-    voting = _names_answers([a for answers in sampled.values() for a in answers])
-    records = [
-        _record(problems[i], greedily.get(i, []), sampled.get(i, []), ks if voting else ()) for i in places
-    ]
-    reasons = Counter(
-        a.score.reason.split(":")[0] or "no reason given"
-        for answers in (*greedily.values(), *sampled.values())
-        for a in answers
-        if not a.scorable
-    )
+    everything = [a for asked in (greedily, sampled) for found in asked.values() for a in found]
+    voting = _names_answers(everything)
+    records = [_record(problems[i], greedily.get(i, []), sampled.get(i, []), ks, voting) for i in places]
+    reasons = Counter(a.score.reason.split(":")[0] or "no reason given" for a in everything if not a.scorable)
     kept = set(places)
     overlong = tuple(p.id for i, p in enumerate(problems) if i not in kept)
     noted = {**(settings or {}), "seed": seed}
@@ -147,7 +144,7 @@ def evaluate(
 
 
 def _record(
-    problem: Problem, greedy: list[Answer], sampled: list[Answer], majority_ks: Sequence[int]
+    problem: Problem, greedy: list[Answer], sampled: list[Answer], ks: Sequence[int], voting: bool
 ) -> ProblemResult:
     scorable = [a for a in sampled if a.scorable]
     first = next((a for a in greedy if a.scorable), None)
@@ -166,7 +163,10 @@ def _record(
         lengths=tuple(a.length for a in sampled),
         truncated=sum(a.truncated for a in sampled),
         unscorable=sum(not a.scorable for a in (*greedy, *sampled)),
-        majority=_majority(scorable, majority_ks),
+        invalid=sum(a.truncated or (voting and a.score.extracted is None) for a in greedy or sampled),
+        majority=_majority(scorable, ks) if voting else {},
+        best={k: _best(scorable, k) for k in ks if k <= len(scorable)},
+        nats=-math.fsum(a.logp for a in sampled) if sampled else None,
         text=shown.text,
         extracted=shown.score.extracted,
     )
@@ -185,6 +185,12 @@ def _majority(scorable: list[Answer], ks: Sequence[int]) -> dict[int, float]:
     answers = [a.score.extracted for a in scorable]
     curve = majority_curve(answers, [a.correct for a in scorable], max(reached))
     return {k: curve[k - 1] for k in reached}
+
+
+def _best(scorable: list[Answer], k: int) -> float:
+    """Accuracy of the answer of k whose tokens are likeliest on average."""
+    confidence = [a.logp / max(a.length, 1) for a in scorable]
+    return best_of_k(confidence, [float(a.correct) for a in scorable], k)
 
 
 def _groups(problem: Problem) -> dict[str, str]:

@@ -36,7 +36,11 @@ class ProblemResult:
         lengths: Tokens of every sample, unscorable ones included.
         truncated: How many samples reached the token limit.
         unscorable: Unscorable answers, greedy or sampled.
+        invalid: How many greedy answers (of the samples where there is none) are no answer: cut at the token
+            limit, or without anything that the verifier could read, where it names what it reads.
         majority: majority@k by k.
+        best: By k, accuracy of the answer of k that the policy itself finds likeliest per token.
+        nats: Sum over all samples of -log-probability, of the distribution that they were drawn from.
         text: The greedy answer, or the first sample, to look at.
         extracted: The answer that the verifier read from `text`.
     """
@@ -53,7 +57,10 @@ class ProblemResult:
     lengths: tuple[int, ...] = ()
     truncated: int = 0
     unscorable: int = 0
+    invalid: int = 0
     majority: Mapping[int, float] = field(default_factory=dict)
+    best: Mapping[int, float] = field(default_factory=dict)
+    nats: float | None = None
     text: str = ""
     extracted: str | None = None
 
@@ -106,6 +113,24 @@ class Evaluation:
         return self._at_k(lambda p, k: p.majority.get(k))
 
     @property
+    def best_of_k(self) -> dict[int, Estimate]:
+        """Accuracy of the likeliest per token of k answers, as the policy itself sees it."""
+        return self._at_k(lambda p, k: p.best.get(k))
+
+    @property
+    def entropy(self) -> float | None:
+        """Nats per sampled token, an estimate from the samples; `None` if nothing was sampled."""
+        known = [p for p in self.problems if p.nats is not None]
+        tokens = sum(sum(p.lengths) for p in known)
+        return sum(p.nats or 0.0 for p in known) / tokens if tokens else None
+
+    @property
+    def invalid(self) -> float:
+        """Share of greedy answers (of the samples where there are none) that are no answer."""
+        answers = sum(len(p.lengths) if p.greedy_length is None else 1 for p in self.problems)
+        return sum(p.invalid for p in self.problems) / max(answers, 1)
+
+    @property
     def reward(self) -> float | None:
         """Mean reward of the samples, or of the greedy answers if nothing was sampled."""
         of_samples = _mean(p.reward for p in self.problems if p.reward is not None)
@@ -153,9 +178,12 @@ class Evaluation:
             "sampled": _plain(self.sampled),
             "pass_at_k": {str(k): _plain(e) for k, e in self.pass_at_k.items()},
             "majority_at_k": {str(k): _plain(e) for k, e in self.majority_at_k.items()},
+            "best_of_k": {str(k): _plain(e) for k, e in self.best_of_k.items()},
             "reward": self.reward,
             "mean_length": self.mean_length,
             "truncated": self.truncated,
+            "invalid": self.invalid,
+            "entropy": self.entropy,
             "groups": {
                 key: {
                     value: {"n": part.n, "greedy": _plain(part.greedy), "sampled": _plain(part.sampled)}
@@ -173,9 +201,10 @@ class Evaluation:
         """The evaluation that `to_dict` wrote (also through JSON)."""
         problems = []
         for record in data["problems"]:
-            majority = {int(k): v for k, v in record.get("majority", {}).items()}
+            majority, best = ({int(k): v for k, v in record.get(f, {}).items()} for f in ("majority", "best"))
             lengths = tuple(record.get("lengths", ()))
-            problems.append(ProblemResult(**{**record, "majority": majority, "lengths": lengths}))
+            at_k = {"majority": majority, "best": best}
+            problems.append(ProblemResult(**{**record, **at_k, "lengths": lengths}))
         sampling: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in data["sampling"].items()
         }

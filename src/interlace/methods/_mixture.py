@@ -10,6 +10,7 @@ from typing import Any
 
 from interlace.methods._parameters import within_unit
 from interlace.parts.masks import counted_rollouts
+from interlace.parts.stated import stated, text_of
 from interlace.parts.terms import Context
 from interlace.rules.schedules import ACCEPTED, Schedule, parse_schedule, spell
 
@@ -23,17 +24,21 @@ def balance(mu: Balance) -> tuple[Balance, Balance]:
     without rollouts keeps mu.
     """
 
+    definition = f"mu = {text_of(mu)}; 0 in a step without demonstration tokens"
+
+    @stated("mu", definition)
     def supervised(context: Context) -> float:
         batch = context.batch
         demonstrated = batch.is_source("demo") & batch.active[batch.row]
         return mu(context) if bool(demonstrated.any()) else 0.0
 
-    return lambda context: 1 - supervised(context), supervised
+    return stated("(1 - mu)", definition)(lambda context: 1 - supervised(context)), supervised
 
 
 def held(name: str, start: float) -> Balance:
     """The number that a controller holds in the state as `name`, and `start` before it does."""
 
+    @stated(f"state.{name}, {start:g} where no controller holds it")
     def mu(context: Context) -> float:
         value = context.state.get(name, start)
         if not 0 <= value <= 1:
@@ -92,5 +97,6 @@ def mean_reward(context: Context) -> float:
 def mu_of(given: Schedule | RewardDriven) -> Balance:
     """mu of a step, from its number or from its rewards."""
     if isinstance(given, RewardDriven):
-        return lambda context: given(mean_reward(context))
-    return lambda context: given(context.step)
+        text = f"{given.tau:g} - mean reward of the step's rollouts, inside [0, 1]"
+        return stated(text)(lambda context: given(mean_reward(context)))
+    return stated(str(given))(lambda context: given(context.step))

@@ -14,19 +14,24 @@ from interlace.methods._method import BatchRule, Method
 from interlace.parts.advantages import group_normalised
 from interlace.parts.divergences import KL_ESTIMATORS
 from interlace.parts.masks import counted_mixed, counted_rollouts, has_reward, overlong_penalty
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import clipped_surrogate, importance_ratio, negative_log_likelihood
 from interlace.parts.terms import Coefficient, LossFunction, Term, View
 from interlace.types import Batch
 
 
-def group_advantage(h: Any, counted: Callable[[Batch], Tensor] = counted_rollouts) -> BatchRule:
+def group_advantage(
+    h: Any, counted: Callable[[Batch], Tensor] = counted_rollouts, over: str = "rollouts"
+) -> BatchRule:
     """Sets z of the registry: reward minus group mean, over the deviation if `h.std`, on every decision.
 
     Args:
         h: Hyper-parameters with the set `GroupBaseline`.
         counted: `counted_rollouts` (demonstrations do not disturb the statistics) or `counted_mixed`.
+        over: What these rows are called in the formula.
     """
 
+    @stated(f"A = {baseline_formula(h)}", *baseline_definitions(h, over))
     def advantage(batch: Batch) -> Batch:
         z = group_normalised(
             batch.reward,
@@ -44,14 +49,29 @@ def group_advantage(h: Any, counted: Callable[[Batch], Tensor] = counted_rollout
 
 def mixed_advantage(h: Any) -> BatchRule:
     """Sets z over rollouts and demonstrations of the group together."""
-    return group_advantage(h, counted_mixed)
+    return group_advantage(h, counted_mixed, "rollouts and demonstrations")
 
 
+def baseline_formula(h: Any) -> str:
+    """The advantage of `GroupBaseline` as text."""
+    return f"(R - mean)/(std + {h.std_eps:g})" if h.std else "R - mean"
+
+
+def baseline_definitions(h: Any, over: str = "rollouts") -> tuple[str, ...]:
+    """What mean and std in it are."""
+    n = "n - 1" if h.std_correction else "n"
+    scope = {"group": "the same rewards", "step": "all these rewards of the step"}[h.std_scope]
+    mean = f"mean = mean reward of the group's {over}; A = 0 if they are fewer than two, or all equal"
+    return (mean, f"std = standard deviation of {scope}, over {n}") if h.std else (mean,)
+
+
+@stated("of rows with a reward")
 def rewarded(batch: Batch) -> Tensor:
     """bool [N]: decisions of rows that carry a reward (what a mixed term can cover)."""
     return has_reward(batch)[batch.row]
 
 
+@stated("")
 def warn_unrewarded(
     batch: Batch,
     among: Callable[[Batch], Tensor] | None = None,
@@ -147,13 +167,20 @@ def policy_gradient_term(
 
 def policy_gradient_formula(h: Any) -> str:
     """PG(A) as text with the bounds of `h` filled in."""
-    low = "-inf" if h.clip_low is None else f"{1 - h.clip_low:g}"
-    high = "inf" if h.clip_high is None else f"{1 + h.clip_high:g}"
-    text = "-rho*A" if (low, high) == ("-inf", "inf") else f"-min(rho*A, clip(rho, {low}, {high})*A)"
-    if h.dual_clip is not None:
-        text += f", at most {h.dual_clip:g}*|A| where A<0"
+    unbounded = h.clip_low is None and h.clip_high is None
+    text = "-rho*A" if unbounded else f"-min(rho*A, {clip_formula(h)}*A)"
+    dual_clip = getattr(h, "dual_clip", None)
+    if dual_clip is not None:
+        text += f", at most {dual_clip:g}*|A| where A < 0"
     kl = getattr(h, "kl", 0.0)
     return text + (f" + {kl:g}*{h.kl_estimator}(logp - ref_logp)" if kl else "")
+
+
+def clip_formula(h: Any) -> str:
+    """The clipped ratio as text."""
+    low = "-inf" if h.clip_low is None else f"{1 - h.clip_low:g}"
+    high = "inf" if h.clip_high is None else f"{1 + h.clip_high:g}"
+    return f"clip(rho, {low}, {high})"
 
 
 def likelihood_term(
@@ -211,6 +238,12 @@ def shape_overlong(h: Any) -> BatchRule:
         ValueError: neither `max_length` nor the run's completion limit is known.
     """
 
+    limit_name = "the run's limit" if h.max_length is None else str(h.max_length)
+
+    @stated(
+        f"a rollout longer than {limit_name} - {h.overlong_buffer} tokens loses up to "
+        f"{h.overlong_penalty:g} of its reward, linearly"
+    )
     def rule(batch: Batch) -> Batch:
         limit = h.max_length or batch.completion_limit
         if limit is None:

@@ -2,6 +2,7 @@
 
     L = (1 - mu) PG(A) + mu NLL;   A = (whitened) GAE of a critic, or advantage=group: z
     training: mu <- clip(mu + eta_mu G + eta_entropy (H* - H)),  G = -cos(grad U, grad SFT - grad RL)
+    U: reward on validation problems, H: entropy of the step's rollouts, H*: that of the first step
 
 `state.mu`, where given, replaces `mu`. Stage sft (the warm-up) is NLL alone.
 
@@ -32,8 +33,9 @@ from interlace.methods._policy_gradient import (
     likelihood_term,
     policy_gradient_term,
 )
-from interlace.methods.ppo import PPO, gae_advantage, value_term
+from interlace.methods.ppo import PPO, gae_rule, value_term
 from interlace.methods.rloo import rloo
+from interlace.parts.stated import stated
 from interlace.parts.terms import Term
 from interlace.rules.controllers import MetaGradient
 
@@ -60,7 +62,7 @@ class AMFT(GroupClipped):
 
 
 def critic(h: PPO) -> tuple[BatchRule, tuple[Term, ...]]:
-    return lambda b: gae_advantage(h, b), (value_term(h),)
+    return gae_rule(h), (value_term(h),)
 
 
 ADVANTAGES: dict[str, Callable[[AMFT], tuple[BatchRule, tuple[Term, ...]]]] = {
@@ -77,7 +79,8 @@ def amft(h: AMFT) -> Method:
     warm_up = Method(terms=(likelihood_term(h),), demonstrations="feed", sample=False)
     rl, sft = balance(held("mu", h.mu))
     advantage, value_terms = ADVANTAGES[h.advantage](h)
-    bonus = [replace(t, coefficient=lambda c: rl(c) * h.entropy_bonus) for t in entropy_bonus_terms(h)]
+    weight = stated(f"{h.entropy_bonus:g} * (1 - mu)")(lambda c: rl(c) * h.entropy_bonus)
+    bonus = [replace(t, coefficient=weight) for t in entropy_bonus_terms(h)]
     mixed = (policy_gradient_term(h, coefficient=rl), likelihood_term(h, coefficient=sft))
     needs = {"values": bool(value_terms), "entropy": h.eta_entropy > 0}
     reinforced = Method(terms=(policy_gradient_term(h),), advantage=advantage)

@@ -3,7 +3,8 @@
     loss = (1 - mu) (PG(A) + kl k(delta)) + mu NLL;   the paper's lambda is 1 - mu
 
 In training a LoRA teacher w (policy = student + w) is updated too, by mu SFT + (1 - mu) [RL(student) -
-RL(auxiliary copy that follows RL alone)], on the same rollouts.
+RL(auxiliary copy that follows RL alone)], on the same rollouts; all three with AdamW, w without weight decay
+at the constant rate teacher_lr. The model holds student + w merged, so w is in the result.
 
 Evidence: detailed summaries read (problem, penalty form, three updates, tables), no code. Deviations: none
 known; LoRA rank and teacher_lr are our values. Reference: arXiv 2509.06948.
@@ -21,6 +22,7 @@ from interlace.methods._parameters import (
     ScheduledFraction,
 )
 from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient_term
+from interlace.parts.stated import stated
 from interlace.rules.updates import BilevelTeacher
 
 
@@ -38,8 +40,8 @@ class BRIDGE(GroupPolicyGradient):
           cost=("a second copy of the model", "LoRA teacher", "reference if kl"),
           reductions=("mu=0 is grpo",))  # fmt: skip
 def bridge(h: BRIDGE) -> Method:
-    rl, sft = balance(lambda context: h.mu(context.step))
-    alone = Method(terms=(policy_gradient_term(h),), advantage=group_advantage(h))
+    rl, sft = balance(stated(str(h.mu))(lambda context: h.mu(context.step)))
+    alone = Method(terms=(policy_gradient_term(h),))
     return Method(
         terms=(policy_gradient_term(h, coefficient=rl), likelihood_term(h, coefficient=sft)),
         advantage=group_advantage(h),

@@ -20,6 +20,7 @@ from interlace.parts.extras import extra_number
 from interlace.parts.masks import has_token
 from interlace.parts.reducer import Denominator
 from interlace.parts.segments import row_count
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import negative_log_likelihood
 from interlace.parts.terms import Term, View
 from interlace.types import Batch
@@ -49,9 +50,12 @@ def c_rlft(h: CRLFT) -> Method:
     def loss(v: View) -> Tensor:
         return v.array("weight") * negative_log_likelihood(v.logp)
 
+    @stated("")
     def weigh(batch: Batch) -> Batch:
         length = row_count(batch.row[batch.is_source("demo")], batch.n_rows)
         return batch.with_arrays(weight=(class_weight(h, batch) / DIVISORS[h.level](length))[batch.row])
 
-    term = Term("sft", {"demo": loss}, WEIGHTS, likelihood=True, formula="-w*logp")
+    weight = "class_weight (1 where absent)" if h.beta is None else f"exp(class_reward/{h.beta:g})"
+    per_row = {"token": "", "sequence": ", over the row's length"}[h.level]
+    term = Term("sft", {"demo": loss}, WEIGHTS, likelihood=True, formula=f"-w*logp, w = {weight}{per_row}")
     return Method(terms=(term,), advantage=weigh, demonstrations="feed", sample=False)

@@ -17,11 +17,17 @@ from torch import Tensor
 
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import Count, GroupBaseline, NonNegative, Positive, ReferenceKL, at_most
-from interlace.methods._policy_gradient import group_advantage, reference_kl
+from interlace.methods._policy_gradient import (
+    baseline_definitions,
+    baseline_formula,
+    group_advantage,
+    reference_kl,
+)
 from interlace.parts.advantages import share_below, smoothed_share
 from interlace.parts.masks import correct, counted_rollouts
 from interlace.parts.operators import log_success, success_elasticity, success_slope
 from interlace.parts.segments import row_constant, row_sum
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import score_function
 from interlace.parts.terms import Losses, Term, View
 from interlace.types import Batch
@@ -46,6 +52,8 @@ class CAT(GroupBaseline, ReferenceKL):
 
 
 THRESHOLDS = {"pass": lambda h: 1, "majority": lambda h: h.k or h.n // 2 + 1, "best_of": lambda h: 1}
+SOLVED = {"sequence": "exp(sum of logp over the row)", "group": "(correct + 1)/(rollouts + 2) of the group"}
+SLOPES = {"raw": "dB/dp", "log": "d log B/d log p"}
 WEIGHTS = {"raw": success_slope, "log": success_elasticity}
 LOG_P = {
     "sequence": lambda v: row_sum(v.logp.detach(), v.row, v.n_rows),
@@ -62,6 +70,7 @@ def cat(h: CAT) -> Method:
     k = THRESHOLDS[h.operator](h)
     log_p = LOG_P_BY_RANK.get(h.operator, LOG_P[h.success])
 
+    @stated(f"A = {baseline_formula(h)}", *baseline_definitions(h))
     def advantage(batch: Batch) -> Batch:
         counted = counted_rollouts(batch)
         solved = smoothed_share(correct(batch), batch.group, counted)
@@ -75,12 +84,16 @@ def cat(h: CAT) -> Method:
     def nll(v: View) -> Losses:
         return v.row_losses(-log_success(row_sum(v.logp, v.row, v.n_rows), h.n, k))
 
+    b = f"B = probability of at least {k} successes in {h.n} samples"
+    weight = f"{SLOPES[h.form]}, {b}, p = {SOLVED[h.success]}"
+    if h.operator == "best_of":
+        weight = f"{h.n}*q^{h.n - 1}, q = (rollouts of the group with less reward + 1)/(rollouts + 1)"
     weighted = Term("policy", {"rollout": policy}, "sequences", silent_without_advantage=True,
-                    formula=f"-A*sg[w]*logp, w by {h.operator}")  # fmt: skip
+                    formula=f"-A*sg[w]*logp, w at most {h.w_max:g}, w = {weight}")  # fmt: skip
     divergence = Term("kl", {"rollout": reference_kl(h)}, "tokens", h.kl,
                       formula=f"{h.kl_estimator}(logp - ref_logp)")  # fmt: skip
     supervised = Term("sft", {"demo": nll}, "sequences", likelihood=True,
-                      formula=f"-log B(exp sum(logp)), n={h.n} k={k}")  # fmt: skip
+                      formula=f"-log B(p), {b}, p = {SOLVED['sequence']}")  # fmt: skip
     needs = frozenset({"ref_logp"} if h.kl else ())
     rl = Method((weighted, divergence) if h.kl else (weighted,), advantage, needs=needs)
     sft = Method((supervised,), demonstrations="feed", sample=False)

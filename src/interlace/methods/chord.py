@@ -21,6 +21,7 @@ from interlace.methods._mixture import balance, mu_of, parse_balance
 from interlace.methods._parameters import DenominatorName, Fraction, GroupClipped, NonNegative, spell_phi
 from interlace.methods._policy_gradient import group_advantage, policy_gradient_term
 from interlace.parts.masks import hard_gate, top_threshold
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import negative_log_likelihood
 from interlace.parts.terms import Term, View, annotated
 from interlace.parts.token_weights import bernoulli_variance, focal, probability_up_to, share_of_mean
@@ -47,6 +48,12 @@ PHI = {
     "is_clip": lambda h, v: probability_up_to(v.p, h.cutoff),
     "focal": lambda h, v: focal(v.p, h.gamma),
 }
+PHI_FORMULAS = {
+    "is_clip": "p, and 0 where p > {h.cutoff:g}",
+    "focal": "(1 - p)^{h.gamma:g}",
+    "entropy_top": "1 in the top {h.top_entropy:g} of the step by entropy, else 0",
+    "entropy_norm": "entropy / its mean over the term's tokens",
+}
 BY_ENTROPY = {
     "entropy_top": lambda h, entropy: hard_gate(entropy, top_threshold(entropy, h.top_entropy)),
     "entropy_norm": lambda h, entropy: share_of_mean(entropy),
@@ -62,6 +69,7 @@ def chord(h: CHORD) -> Method:
     def loss(v: View) -> Tensor:
         return phi(h, v) * negative_log_likelihood(v.logp)
 
+    @stated("")
     def weigh(batch: Batch) -> Batch:
         index = supervised.covers(batch).nonzero()[:, 0]
         weights = torch.zeros(batch.n_decisions, dtype=torch.float64)
@@ -70,7 +78,8 @@ def chord(h: CHORD) -> Method:
 
     rl, sft = balance(mu_of(h.mu))
     supervised = Term("sft", {"demo": loss}, h.sft_denominator, sft, max_length=h.max_length,
-                      likelihood=True, formula=f"-sg[{h.phi}]*logp")  # fmt: skip
+                      likelihood=True,
+                      formula=f"-sg[{PHI_FORMULAS.get(h.phi, h.phi).format(h=h)}]*logp")  # fmt: skip
     pooled = h.phi in BY_ENTROPY
     return Method(
         terms=(policy_gradient_term(h, coefficient=rl), supervised),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import DenominatorName, GroupBaseline, Length, NonNegative
-from interlace.methods._policy_gradient import group_advantage
+from interlace.methods._policy_gradient import clip_formula, group_advantage
 from interlace.parts.surrogates import clipped_weight_surrogate, importance_ratio
 from interlace.parts.terms import Term, View
 
@@ -29,5 +29,5 @@ def cispo(h: CISPO) -> Method:
         return clipped_weight_surrogate(v.logp, ratio, v.advantage, h.clip_low, h.clip_high)
 
     term = Term("policy", {"rollout": loss}, h.denominator, max_length=h.max_length,
-                silent_without_advantage=True, formula="-sg[clip(rho)]*A*logp")  # fmt: skip
+                silent_without_advantage=True, formula=f"-sg[{clip_formula(h)}]*A*logp")  # fmt: skip
     return Method(terms=(term,), advantage=group_advantage(h))

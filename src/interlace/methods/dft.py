@@ -23,6 +23,13 @@ class DFT(Length):
     denominator: DenominatorName = "tokens"
 
 
+WEIGHT_FORMULAS = {
+    "token": "p",
+    "sequence": "product of p over the row",
+    "geometric": "geometric mean of p over the row",
+}
+
+
 @register("dft", DFT, paper="086", title="DFT (2025)", arxiv="2508.05629", family="sft",
           evidence="official code", data=("demonstrations",))  # fmt: skip
 def dft(h: DFT) -> Method:
@@ -32,5 +39,5 @@ def dft(h: DFT) -> Method:
         return weight(v.logp.detach(), v.row, v.n_rows) * negative_log_likelihood(v.logp)
 
     term = Term("sft", {"demo": loss}, h.denominator, max_length=h.max_length, likelihood=True,
-                formula=f"-sg[p]*logp, p by {h.level}")  # fmt: skip
+                formula=f"-sg[w]*logp, w = {WEIGHT_FORMULAS[h.level]}")  # fmt: skip
     return Method(terms=(term,), demonstrations="feed", sample=False)

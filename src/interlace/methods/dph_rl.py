@@ -34,6 +34,11 @@ class DPHRL(GroupClipped):
     samples: Count = 8
 
 
+FORMULAS = {
+    "forward_kl": "u - 1 - ln u",
+    "js": "u*ln u - (u + 1)*ln((u + 1)/2)",
+    "alpha": "(u^(1 - {a:g}) - (1 - {a:g})*u - {a:g})/({a:g}*({a:g} - 1))",
+}
 GENERATORS = {
     "forward_kl": lambda h, delta: forward_kl(delta),
     "js": lambda h, delta: jensen_shannon(delta),
@@ -50,6 +55,7 @@ def dph_rl(h: DPHRL) -> Method:
         return GENERATORS[h.divergence](h, v.logp - v.ref_logp)
 
     rehearsal = Term("divergence", {"demo": loss}, h.div_denominator, h.div_coef, max_length=h.max_length,
-                     likelihood=True, formula=f"{h.divergence}(exp(logp - ref_logp))")  # fmt: skip
+                     likelihood=True, formula=f"{FORMULAS[h.divergence].format(a=h.alpha)}, "
+                     "u = exp(logp - ref_logp)")  # fmt: skip
     return Method(terms=(policy_gradient_term(h), rehearsal), advantage=group_advantage(h),
                   demonstrations="feed", harvest=SolvedSplit(h.samples))  # fmt: skip

@@ -26,9 +26,17 @@ from interlace.methods._parameters import (
     Positive,
     spell_phi,
 )
-from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient
+from interlace.methods._policy_gradient import (
+    baseline_definitions,
+    baseline_formula,
+    group_advantage,
+    likelihood_term,
+    policy_gradient,
+    policy_gradient_formula,
+)
 from interlace.methods._policy_gradient import policy_gradient_term as pg_term
 from interlace.parts.masks import hard_gate, soft_gate, top_threshold
+from interlace.parts.stated import stated
 from interlace.parts.terms import annotated
 from interlace.parts.token_weights import attenuated, bernoulli_variance
 from interlace.types import Batch
@@ -56,9 +64,14 @@ def egspo(h: EGSPO) -> Method:
     gate = hard_gate if h.gate_temperature is None else partial(soft_gate, temperature=h.gate_temperature)
     loss = policy_gradient(h, weight=lambda v: attenuated(v.array("gate"), phi(v.p)))
     plain = pg_term(h)
-    term = replace(plain, losses={"rollout": loss}, formula=f"w*({plain.formula}), w = 1 where h >= tau, "
-                   f"else sg[{h.phi}]; the KL has weight 1")  # fmt: skip
+    bare = policy_gradient_formula(h.model_copy(update={"kl": 0.0}))
+    soft = f"s + (1 - s)*sg[{h.phi}], s = sigmoid((h - tau)/{h.gate_temperature})"
+    weight = f"1 where h >= tau, else sg[{h.phi}]" if h.gate_temperature is None else soft
+    threshold = f"smallest h in the top {h.top_entropy:g} of the step" if h.tau is None else f"{h.tau:g}"
+    term = replace(plain, losses={"rollout": loss}, formula=f"w*({bare}){plain.formula.removeprefix(bare)}, "
+                   f"w = {weight}, h = entropy, tau = {threshold}")  # fmt: skip
 
+    @stated(f"A = {baseline_formula(h)}", *baseline_definitions(h))
     def advantage(batch: Batch) -> Batch:
         index = term.covers(batch).nonzero()[:, 0]
         entropy = annotated(batch, "entropy", index)

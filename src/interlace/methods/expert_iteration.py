@@ -16,6 +16,7 @@ from interlace.methods._method import Method, register
 from interlace.methods._parameters import Count, DenominatorName, Length
 from interlace.methods._policy_gradient import likelihood_term, supervised
 from interlace.parts.masks import correct
+from interlace.parts.stated import stated
 from interlace.rules.harvest import ExpertRound
 from interlace.types import Batch
 
@@ -34,6 +35,7 @@ START = {True: "base", False: "previous"}
 SOURCES = {True: "rollout+demo", False: "rollout"}
 
 
+@stated("of correct rollouts, and of every demonstration")
 def expert(batch: Batch) -> Tensor:
     """bool [N]: tokens of correct rows, and demonstrations as they are."""
     return correct(batch)[batch.row] | batch.is_source("demo")

@@ -21,11 +21,17 @@ from torch import Tensor
 
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import Count, DenominatorName, GroupClipped, NonNegative
-from interlace.methods._policy_gradient import group_advantage, policy_gradient_term
+from interlace.methods._policy_gradient import (
+    baseline_definitions,
+    baseline_formula,
+    group_advantage,
+    policy_gradient_term,
+)
 from interlace.parts.masks import correct, has_reward, has_token, in_group_with
 from interlace.parts.pair_losses import logistic_preference, pairs_in_group, preference_weight
 from interlace.parts.reducer import Denominator
 from interlace.parts.segments import row_constant, row_sum
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import score_function
 from interlace.parts.terms import Losses, Term, View
 from interlace.rules.samplers import FewShot
@@ -48,6 +54,7 @@ def guides(batch: Batch) -> Tensor:
     return has_token(batch, "demo") & ~batch.is_rollout
 
 
+@stated("of groups with a demonstration")
 def guided(batch: Batch) -> Tensor:
     return in_group_with(batch.group, guides(batch))[batch.row]
 
@@ -56,6 +63,7 @@ def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
     return pairs_in_group(batch.group, guides(batch), has_reward(batch) & has_token(batch, "rollout"))
 
 
+@stated("of pairs (demonstration, rollout of the same group)")
 def paired(batch: Batch) -> Tensor:
     own = batch.is_source("rollout") | ~batch.is_rollout[batch.row]
     return own & torch.isin(batch.row, torch.cat(pairs(batch)))
@@ -85,6 +93,13 @@ def fest(h: FEST) -> Method:
         beta = row_constant(v.array("beta"), v.row, v.n_rows)[minus]
         return Losses(pair_loss(logp[plus], beta * (r[plus] - r[minus]), beta), plus)
 
+    @stated(
+        f"A = {baseline_formula(h)}",
+        *baseline_definitions(h),
+        "r+, r- = sum of (logp - ref_logp) over the demonstration and over the rollout of a pair",
+        f"beta = {h.beta1:g} if no rollout of the group is correct, {h.beta2:g} if this one is wrong, "
+        f"{h.beta3:g} if it is correct",
+    )
     def advantage(batch: Batch) -> Batch:
         right = batch.is_rollout & has_reward(batch) & correct(batch)
         beta = torch.full_like(batch.reward, h.beta1)
@@ -94,7 +109,7 @@ def fest(h: FEST) -> Method:
 
     pair = Term("pairs", {"demo+rollout": loss}, PAIRS, h.sft_coef, where=paired, pool="group",
                 likelihood=True, formula=formula)  # fmt: skip
-    plain = policy_gradient_term(h, where=lambda b: ~guided(b))
+    plain = policy_gradient_term(h, where=stated("of groups without a demonstration")(lambda b: ~guided(b)))
     beside = [policy_gradient_term(h, name="policy_guided", where=where) for where in reinforced]
     return Method((plain, *beside, pair), advantage, needs=frozenset({"ref_logp"}),
                   demonstrations="group", sample=FewShot(h.shots))  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import GroupBaseline, NonNegative
-from interlace.methods._policy_gradient import group_advantage
+from interlace.methods._policy_gradient import group_advantage, policy_gradient_formula
 from interlace.parts.surrogates import clipped_surrogate, geometric_ratio
 from interlace.parts.terms import Losses, Term, View
 
@@ -28,6 +28,7 @@ def gspo(h: GSPO) -> Method:
         a = torch.zeros(v.n_rows, dtype=v.logp.dtype).index_put((v.row,), v.advantage)
         return v.row_losses(clipped_surrogate(ratio, a, h.clip_low, h.clip_high))
 
+    clipped = policy_gradient_formula(h).replace("rho", "s")
     term = Term("policy", {"rollout": loss}, "sequences", silent_without_advantage=True,
-                formula="-min(s*A, clip(s)*A), s = exp(mean(logp - old_logp)) of the row")  # fmt: skip
+                formula=f"{clipped}, s = exp(mean(logp - old_logp)) of the row")  # fmt: skip
     return Method(terms=(term,), advantage=group_advantage(h))

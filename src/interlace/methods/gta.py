@@ -5,7 +5,8 @@
 
 The two losses are on disjoint spans, so RL never pulls at the guess. In training `conflict=drop` leaves the
 SFT gradient out of a step in which its dot product with the RL gradient is negative; `project` takes away
-only the opposing part. An answer is <guess> .. </guess> <think> .. </think> <answer> .. </answer> (`tags`:
+only the opposing part; where no reward differs, the RL gradient is its KL alone and nothing gives way to it.
+An answer is <guess> .. </guess> <think> .. </think> <answer> .. </answer> (`tags`:
 words, or symbols of one character); its reward is 1 for that form plus the task's for the content of answer
 (`judged=text` leaves all to the task's reward, which then sees the whole text).
 
@@ -28,6 +29,7 @@ from interlace.methods._parameters import (
     ReferenceKL,
 )
 from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient_term
+from interlace.parts.stated import stated
 from interlace.rules.blocks import STYLES, GuessFirst
 from interlace.rules.updates import ConflictRule
 from interlace.types import SPANS, Batch
@@ -44,6 +46,7 @@ class GTA(GroupBaseline, Clip, ReferenceKL, Length):
     judged: Literal["answer", "text"] = "answer"
 
 
+@stated("in the span guess")
 def guessed(batch: Batch) -> Tensor:
     """bool [N]: decisions in the span guess."""
     return batch.span == SPANS.index("guess")
@@ -55,9 +58,10 @@ def guessed(batch: Batch) -> Tensor:
           reductions=("sft_coef=0 without spans is grpo kl=0.01",))  # fmt: skip
 def gta(h: GTA) -> Method:
     blocks = replace(STYLES[h.tags], judged=h.judged)
+    outside = stated("outside the span guess")(lambda b: ~guessed(b))
     return Method(
         terms=(
-            policy_gradient_term(h, coefficient=h.rl_coef, where=lambda b: ~guessed(b)),
+            policy_gradient_term(h, coefficient=h.rl_coef, where=outside),
             likelihood_term(h, coefficient=h.sft_coef, where=guessed),
         ),
         advantage=group_advantage(h),

@@ -33,12 +33,14 @@ from interlace.methods._policy_gradient import (
     group_advantage,
     likelihood_term,
     policy_gradient,
+    policy_gradient_formula,
     rewarded,
     warn_unrewarded,
 )
-from interlace.methods.luffy import shaped_demonstration
+from interlace.methods.luffy import shape_formula, shaped_demonstration
 from interlace.parts import masks
 from interlace.parts.masks import beside_rollouts
+from interlace.parts.stated import stated
 from interlace.parts.terms import Term
 from interlace.rules.samplers import WithDemonstration
 from interlace.rules.updates import SkipLargeGradients
@@ -68,6 +70,7 @@ def gated(h: HPT, batch: Batch) -> Batch:
     return masks.leave_out(batch, rate.isnan() | unused)
 
 
+@stated("of groups that kept their rollouts")
 def reinforced(batch: Batch) -> Tensor:
     """bool [N], after the gate: decisions of groups that kept their rollouts."""
     return rewarded(batch) & beside_rollouts(batch)[batch.row]
@@ -80,12 +83,17 @@ def reinforced(batch: Batch) -> Tensor:
 def hpt(h: HPT) -> Method:
     losses = {"rollout": policy_gradient(h), "demo": shaped_demonstration(h, "shaped")}
     policy = Term("policy", losses, h.denominator, where=reinforced, max_length=h.max_length,
-                  silent_without_advantage=True, formula="rollout PG(A), demo -A*p/(p + gamma)")  # fmt: skip
-    sft = likelihood_term(h, coefficient=h.sft_coef, where=lambda b: ~beside_rollouts(b)[b.row])
+                  silent_without_advantage=True, formula=f"rollout: {policy_gradient_formula(h)}; "
+                  f"demo: {shape_formula(h, 'shaped')}")  # fmt: skip
+    alone = stated("of groups that the gate leaves to SFT")(lambda b: ~beside_rollouts(b)[b.row])
+    sft = likelihood_term(h, coefficient=h.sft_coef, where=alone)
+    mixed = "" if h.gate_off is None else f", where {h.gate:g} < P <= {h.gate_off:g} both stay"
+    gate = stated(f"by the pass rate P of a group: P <= {h.gate:g} drops its rollouts if it has a "
+                  f"demonstration, a larger P its demonstrations{mixed}")(lambda b: gated(h, b))  # fmt: skip
     return Method(
         terms=(policy, sft, *entropy_bonus_terms(h, "rollout+demo", reinforced)),
-        regroup=(lambda b: gated(h, b), lambda b: warn_unrewarded(b, beside_rollouts)),
-        advantage=group_advantage(h, lambda b: masks.counted_mixed(b) & beside_rollouts(b)),
+        regroup=(gate, lambda b: warn_unrewarded(b, beside_rollouts)),
+        advantage=group_advantage(h, lambda b: masks.counted_mixed(b) & beside_rollouts(b), "rows that stay"),
         demonstrations="group",
         sample=WithDemonstration(),
         update=None if h.skip_grad_norm is None else SkipLargeGradients(h.skip_grad_norm),

@@ -35,6 +35,10 @@ WEIGHTS = {
     "discounted": lambda h, nll, v: propagated_error(nll, v.row, v.n_rows, h.gamma),
     "sum": lambda h, nll, v: place(nll, v.row, v.n_rows),
 }
+FORMULAS = {
+    "discounted": "c_t*T/(sum of c over the row), c_t = sum over k >= t of {:g}^(k-t)*nll_k, T = row length",
+    "sum": "t, the token's place counted from 1",
+}
 READ = {False: lambda nll: nll, True: lambda nll: nll.detach()}
 
 
@@ -47,5 +51,6 @@ def ift(h: IFT) -> Method:
         return WEIGHTS[h.weights](h, READ[h.detach](nll), v) * nll
 
     term = Term("sft", {"demo": loss}, h.denominator, max_length=h.max_length, likelihood=True,
-                formula=f"-w*logp, w {h.weights} with gamma={h.gamma:g}")  # fmt: skip
+                formula=f"{'-sg[w]' if h.detach else '-w'}*logp, "
+                f"w = {FORMULAS[h.weights].format(h.gamma)}")  # fmt: skip
     return Method(terms=(term,), demonstrations="feed", sample=False, mix=h.mix)

@@ -24,6 +24,7 @@ from interlace.parts.advantages import dense_leave_one_out, dense_normalised, gr
 from interlace.parts.extras import extra_per_token, has_extra
 from interlace.parts.masks import first_of_episode
 from interlace.parts.segments import last_in_row, row_constant, row_count, suffix_sum
+from interlace.parts.stated import stated
 from interlace.rules.discriminator import TokenDiscriminator
 from interlace.rules.samplers import WithDemonstration
 from interlace.types import Batch
@@ -49,6 +50,13 @@ MODES = {
     "prime": lambda h, *group: returns(h, dense_leave_one_out(*group), *group),
     "sparse": lambda h, r, row, *last: group_normalised(*last, eps=h.std_eps)[row],
 }
+MODE_FORMULAS = {
+    "grpo": "A_t = sum over k >= t of {h.gamma:g}^(k-t)*(r_k - mean)/(std + {h.std_eps:g}), mean and std of "
+    "the last r of the group's rows",
+    "prime": "A_t = sum over k >= t of {h.gamma:g}^(k-t)*(r_k - mean), mean of the last r of the group's "
+    "other rows",
+    "sparse": "A = (last r - mean)/(std + {h.std_eps:g}), mean and std of the last r of the group's rows",
+}
 scored = partial(has_extra, key="token_reward")
 
 
@@ -62,9 +70,13 @@ def irl_dense_reward(h: IRLDenseReward) -> Method:
     term = replace(
         policy_gradient_term(h),
         losses={**losses, **(injected if h.inject else {})},
-        where=lambda b: scored(b)[b.row],
+        where=stated("of rows with token_reward")(lambda b: scored(b)[b.row]),
     )
 
+    @stated(
+        MODE_FORMULAS[h.mode].format(h=h),
+        f"r = token_reward/{h.temperature:g}; with fewer than two rows in the group, or equal last r, A = 0",
+    )
     def advantage(batch: Batch) -> Batch:
         covered = term.covers(batch)
         row = batch.row[covered]

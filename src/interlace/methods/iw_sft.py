@@ -29,6 +29,11 @@ RATIOS = {
     "product": lambda k, v: sequence_ratio(k * v.logp.detach(), k * v.ref_logp, v.row, v.n_rows)[v.row],
     "token": lambda k, v: importance_ratio(v.logp.detach(), v.ref_logp),
 }
+FORMULAS = {
+    "mean": "exp({:g}*mean of D over the row)",
+    "product": "exp({:g}*sum of D over the row)",
+    "token": "exp(D)",
+}
 BOUNDS = {"mean": (0.0, 16.0), "product": (0.0, 16.0), "token": (0.2, 1.8)}
 
 
@@ -59,5 +64,6 @@ def iw_sft(h: IWSFT) -> Method:
         return RATIOS[h.level](h.kappa, v).clamp(*h.bounds) * negative_log_likelihood(v.logp)
 
     term = Term("sft", {"demo": loss}, h.denominator, max_length=h.max_length, likelihood=True,
-                formula=f"-sg[w]*logp, w = pi/ref by {h.level}")  # fmt: skip
+                formula=f"-sg[w]*logp, w = {FORMULAS[h.level].format(h.kappa)} inside "
+                f"[{h.bounds[0]:g}, {h.bounds[1]:g}], D = logp - ref_logp")  # fmt: skip
     return Method(terms=(term,), needs=frozenset({"ref_logp"}), demonstrations="feed", sample=False)

@@ -25,6 +25,7 @@ from interlace.methods._policy_gradient import (
     entropy_bonus_terms,
     mixed_advantage,
     policy_gradient,
+    policy_gradient_formula,
     rewarded,
     warn_unrewarded,
 )
@@ -50,9 +51,23 @@ SHAPES: Mapping[str, Callable[[Any, View], Tensor]] = {
 """f of a demonstration token, differentiated."""
 
 
+SHAPE_FORMULAS = {
+    "shaped": "p/(p + {gamma:g})",
+    "identity": "p",
+    "sqrt": "sqrt(p)",
+    "log": "logp",
+    "teacher": "p/(exp(behaviour_logp) + 1e-06)",
+}
+
+
 def shaped_demonstration(h: Any, shape: str) -> LossFunction:
     """-A f(p)."""
     return lambda v: -v.advantage * SHAPES[shape](h, v)
+
+
+def shape_formula(h: Any, shape: str) -> str:
+    """-A f(p) as text."""
+    return "-A*" + SHAPE_FORMULAS[shape].format(gamma=h.gamma)
 
 
 @register("luffy", LUFFY, paper="x01", title="LUFFY (2025)", arxiv="2504.14945", family="mixed",
@@ -62,7 +77,8 @@ def shaped_demonstration(h: Any, shape: str) -> LossFunction:
 def luffy(h: LUFFY) -> Method:
     losses = {"rollout": policy_gradient(h), "demo+prefix": shaped_demonstration(h, h.shape)}
     term = Term("policy", losses, h.denominator, where=rewarded, max_length=h.max_length,
-                silent_without_advantage=True, formula=f"PG(A), demo -A*f(p), f={h.shape}")  # fmt: skip
+                silent_without_advantage=True, formula=f"rollout: {policy_gradient_formula(h)}; "
+                f"demo, prefix: {shape_formula(h, h.shape)}")  # fmt: skip
     return Method(
         terms=(term, *entropy_bonus_terms(h, "rollout+demo+prefix", rewarded)),
         regroup=(warn_unrewarded,),

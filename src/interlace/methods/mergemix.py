@@ -21,6 +21,7 @@ from interlace.parts.masks import RESPONSE, has_token
 from interlace.parts.pair_losses import logistic_preference, pairs_in_group
 from interlace.parts.reducer import Denominator
 from interlace.parts.segments import row_mean
+from interlace.parts.stated import stated
 from interlace.parts.terms import Losses, Term, View
 from interlace.rules.corrupted import CorruptedPrompts
 from interlace.types import Batch
@@ -44,6 +45,7 @@ def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
     )
 
 
+@stated("of rows in a pair")
 def paired(batch: Batch) -> Tensor:
     """bool [N]: decisions of rows in a pair."""
     return torch.isin(batch.row, torch.cat(pairs(batch)))
@@ -69,9 +71,12 @@ def mergemix(h: MergeMix) -> Method:
         margin = corruption(v.batch, rejected) if h.margin is None else h.margin
         return Losses(logistic_preference(h.beta * (gap - margin)), chosen)
 
+    rejected = "sg[that of the rejected row]" if h.detach_rejected else "that of the rejected row"
+    margin = "(1 - mix_lambda)" if h.margin is None else f"{h.margin:g}"
     source = "+".join(RESPONSE)
     nll = likelihood_term(h, denominator="denominator", coefficient=0.5, sources=source,
-                          where=lambda b: has_role(b, "chosen")[b.row])  # fmt: skip
+                          where=stated("of chosen rows")(lambda b: has_role(b, "chosen")[b.row]))  # fmt: skip
     rank = Term("rank", {source: preference}, PAIRS, 0.5, where=paired, pool="group", ratio=False,
-                formula="-log sigmoid(beta*(mean logp chosen - mean logp rejected - margin))")  # fmt: skip
+                formula=f"-log sigmoid({h.beta:g}*(mean logp of the chosen row - {rejected} - "
+                f"{margin}))")  # fmt: skip
     return Method(terms=(nll, rank), demonstrations="feed", sample=False, row_scorer=CorruptedPrompts())

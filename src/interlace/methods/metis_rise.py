@@ -15,6 +15,7 @@ from interlace.methods._parameters import Count, DenominatorName, GroupPolicyGra
 from interlace.methods._policy_gradient import likelihood_term, supervised
 from interlace.methods.dapo import DAPO, dapo
 from interlace.parts.masks import correct, pass_rate
+from interlace.parts.stated import stated
 from interlace.rules.harvest import PassRateSplit
 from interlace.types import Batch
 
@@ -31,6 +32,7 @@ class MetisRISE(GroupPolicyGradient):
     per_prompt: Count = 2
 
 
+@stated("of correct rollouts where 0 < P < 1, and of demonstrations that do not fail where P = 0")
 def routed(batch: Batch) -> Tensor:
     """bool [N]: decisions of rows that the SFT stage trains."""
     rate = pass_rate(batch)[batch.group]

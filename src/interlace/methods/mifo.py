@@ -5,7 +5,9 @@
          or of the step) of prompts with a pass rate up to `threshold`
 
 A prompt whose rollouts are all left out has no pass rate and is not trained on; one without rollout rows
-comes from the buffer and is. In training the `freeze` share of weights that RL moved most is frozen in SFT.
+comes from the buffer and is. In training RL goes on until `buffer_size` hard prompts wait; SFT steps with an
+optimizer of their own (`sft_lr`, none: RL's rate) use them up, and the `freeze` share of all weights that RL
+moved most keeps its values. `alpha` keeps a share of earlier cycles in that measure.
 
 Evidence: abstract, reviews and summaries read, no code; the importance map and all defaults are our
 definition. Deviations: none known. Reference: arXiv 2510.04454.
@@ -17,9 +19,10 @@ import torch
 from torch import Tensor
 
 from interlace.methods._method import Method, register
-from interlace.methods._parameters import Count, DenominatorName, Fraction, GroupPolicyGradient
+from interlace.methods._parameters import Count, DenominatorName, Fraction, GroupPolicyGradient, Positive
 from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient_term
 from interlace.parts.masks import TIE_TOLERANCE, TOP_SHARES, in_group_with, leave_out, pass_rate
+from interlace.parts.stated import stated
 from interlace.parts.terms import annotated
 from interlace.rules.alternation import FreezingBuffer
 from interlace.rules.updates import Frozen
@@ -35,6 +38,7 @@ class MIFO(GroupPolicyGradient):
     freeze: Fraction = 0.5
     alpha: Fraction = 0.0
     buffer_size: Count = 64
+    sft_lr: Positive | None = None
 
 
 @register("mifo", MIFO, paper="018", title="MIFO (2025)", arxiv="2510.04454", family="mixed",
@@ -45,9 +49,11 @@ def mifo(h: MIFO) -> Method:
     def hard(batch: Batch) -> Tensor:
         return (pass_rate(batch) <= h.threshold + TIE_TOLERANCE)[batch.group]
 
+    @stated(f"groups whose pass rate is above {h.threshold:g} are left out")
     def hard_prompts(batch: Batch) -> Batch:
         return leave_out(batch, in_group_with(batch.group, batch.is_rollout) & ~hard(batch))
 
+    @stated("")
     def uncertain_tokens(batch: Batch) -> Batch:
         index = (batch.is_source("demo") & batch.active[batch.row]).nonzero()[:, 0]
         entropy = annotated(batch, "entropy", index)
@@ -56,6 +62,9 @@ def mifo(h: MIFO) -> Method:
         kept[index] = mask.double()
         return batch.with_arrays(entropy_mask=kept)
 
+    uncertain = stated(f"in the top {h.top_entropy:g} of the {h.entropy_scope} by entropy")(
+        lambda b: b.arrays["entropy_mask"] > 0
+    )
     frozen = Frozen()
     rl = Method(
         terms=(policy_gradient_term(h),),
@@ -63,12 +72,12 @@ def mifo(h: MIFO) -> Method:
         needs=frozenset({"ref_logp"} if h.kl else ()),
     )
     sft = Method(
-        terms=(likelihood_term(h, where=lambda b: b.arrays["entropy_mask"] > 0),),
+        terms=(likelihood_term(h, where=uncertain),),
         regroup=(hard_prompts, uncertain_tokens),
         needs=frozenset({"entropy"}),
         demonstrations="group",
         sample=False,
         update=frozen,
     )
-    cycle = FreezingBuffer(hard, h.buffer_size, frozen=frozen, share=h.freeze, alpha=h.alpha)
+    cycle = FreezingBuffer(hard, h.buffer_size, h.sft_lr, frozen=frozen, share=h.freeze, alpha=h.alpha)
     return Method(stages={"rl": rl, "sft": sft}, explain_stage="rl", alternation=cycle)

@@ -13,6 +13,7 @@ from interlace.methods._method import Method, register
 from interlace.methods._parameters import Count, DenominatorName, Length
 from interlace.methods._policy_gradient import likelihood_term
 from interlace.parts.masks import correct
+from interlace.parts.stated import stated
 from interlace.rules.samplers import Groups
 from interlace.types import Batch, Finish
 
@@ -22,6 +23,7 @@ class OnPolicySFT(Length):
     group_size: Count = 32
 
 
+@stated("of correct rollouts that were not cut off")
 def kept(batch: Batch) -> Tensor:
     """bool [N]: decisions of correct rows that were not cut off."""
     return (correct(batch) & (batch.finish != Finish.LENGTH))[batch.row]

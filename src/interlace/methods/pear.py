@@ -41,6 +41,11 @@ class PEAR(Length):
     _weights = at_most("log_g_min", "log_g_max")
 
 
+FORMULAS = {
+    "token": "(T - t)*log {gamma:g} + sum of d over the tokens after t",
+    "block": "(T - t)*log {gamma:g} + sum of d over the blocks after t, counted in blocks of {block} tokens",
+    "sequence": "sum of d over the row",
+}
 LOG_WEIGHTS = {
     "token": lambda h, delta, v: following_log_ratio(delta, v.row, v.n_rows, h.gamma),
     "block": lambda h, delta, v: following_log_ratio(delta, v.row, v.n_rows, h.gamma, h.block),
@@ -58,6 +63,8 @@ def pear(h: PEAR) -> Method:
         return log_g.exp() * negative_log_likelihood(v.logp)
 
     term = Term("sft", {"demo": loss}, h.denominator, max_length=h.max_length, likelihood=True,
-                formula=f"-sg[G]*logp, G by {h.level}")  # fmt: skip
+                formula=f"-sg[exp(g)]*logp, g = {FORMULAS[h.level].format(gamma=h.gamma, block=h.block)} "
+                f"inside [{h.log_g_min:g}, {h.log_g_max:g}], d = logp - behaviour_logp inside "
+                f"[{h.delta_low:g}, {h.delta_high:g}]")  # fmt: skip
     return Method(terms=(term,), needs=frozenset({"behaviour_logp"}), demonstrations="feed", sample=False,
                   harvest=KnownAuthor(h.author, h.samples))  # fmt: skip

@@ -9,10 +9,11 @@ reward and nowhere else. Reference: Schulman et al., arXiv 1707.06347; GAE arXiv
 
 import torch
 
-from interlace.methods._method import Method, register
+from interlace.methods._method import BatchRule, Method, register
 from interlace.methods._parameters import Clip, DenominatorName, Fraction, Length, NonNegative
 from interlace.methods._policy_gradient import policy_gradient_term, reward_kl
 from interlace.parts.advantages import generalised_advantage, whiten
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import clipped_value_loss
 from interlace.parts.terms import Term, View
 from interlace.types import Batch
@@ -47,13 +48,23 @@ def gae_advantage(h: PPO, batch: Batch) -> Batch:
     return batch.with_arrays(advantage=a, values=values, returns=returns)
 
 
+def gae_rule(h: PPO) -> BatchRule:
+    """`gae_advantage` with its formula."""
+    penalty = f"-{h.kl:g}*(old_logp - ref_logp)" if h.kl else "0"
+    whitened = f", whitened over the step's rollout tokens (std + {h.std_eps:g})" if h.whiten else ""
+    delta = f"delta_t = r_t + {h.gamma:g}*V_(t+1) - V_t, r = {penalty}, on the last token plus R"
+    text = f"A_t = sum over k >= t of ({h.gamma:g}*{h.gae_lambda:g})^(k-t)*delta_k{whitened}"
+    return stated(text, delta)(lambda batch: gae_advantage(h, batch))
+
+
 def value_term(h: PPO) -> Term:
     def loss(v: View) -> torch.Tensor:
         return clipped_value_loss(v.leaf("value"), v.array("values"), v.array("returns"), h.value_clip)
 
     return Term("value", {"rollout": loss}, h.denominator, h.value_coef, max_length=h.max_length,
                 statistics=("value",), policy="critic", explained=False,
-                formula="max((v - return)^2, (clip(v) - return)^2)/2")  # fmt: skip
+                formula="(V - return)^2/2" if h.value_clip is None else "max((V - return)^2, (V' - return)^2)"
+                f"/2, V' = V within {h.value_clip:g} of its old value")  # fmt: skip
 
 
 @register("ppo", PPO, title="PPO (2017)", arxiv="1707.06347", evidence="official code",
@@ -61,4 +72,4 @@ def value_term(h: PPO) -> Term:
 def ppo(h: PPO) -> Method:
     term = policy_gradient_term(h.model_copy(update={"kl": 0.0}))
     needs = frozenset({"values", *({"old_logp", "ref_logp"} if h.kl else ())})
-    return Method(terms=(term, value_term(h)), advantage=lambda b: gae_advantage(h, b), needs=needs)
+    return Method(terms=(term, value_term(h)), advantage=gae_rule(h), needs=needs)

@@ -40,6 +40,7 @@ from interlace.methods._policy_gradient import (
 )
 from interlace.parts.advantages import prefix_aware
 from interlace.parts.masks import TOP_SHARES, counted_rollouts, has_token
+from interlace.parts.stated import definitions_of, stated, text_of
 from interlace.parts.terms import annotated
 from interlace.rules.samplers import PrefixedRollout
 from interlace.rules.schedules import Constant
@@ -61,6 +62,10 @@ class PrefixRFT(GroupBaseline, Clip, Length):
     _window = at_most("low_end", "high")
 
 
+@stated(
+    "A = R - mean of the group's rows without prefix, on prefix tokens",
+    "on rollout tokens A = R - mean of the group's rows with a prefix (a lone one keeps R), or without one",
+)
 def apart(batch: Batch) -> Batch:
     """Prefix tokens against the rows without prefix, continuations against each other."""
     prefixed = has_token(batch, "prefix")
@@ -88,12 +93,16 @@ def uncertain_prefix(h: PrefixRFT, joint: BatchRule, batch: Batch) -> Batch:
           family="mixed", evidence="official code", data=("prompts", "demonstrations"), cost=("entropy",),
           reductions=("without prefixes it is dr_grpo dual_clip=3",))  # fmt: skip
 def prefix_rft(h: PrefixRFT) -> Method:
+    joint = ADVANTAGES[h.advantage](h)
+    top = f"A = 0 on prefix tokens outside the top {h.top_entropy} by entropy, counted by {h.entropy_scope}"
     return Method(
         terms=(
             policy_gradient_term(h, sources="rollout+prefix", where=rewarded),
             *entropy_bonus_terms(h, "rollout+prefix", rewarded),
         ),
-        advantage=lambda b: uncertain_prefix(h, ADVANTAGES[h.advantage](h), b),
+        advantage=stated(text_of(joint), *definitions_of(joint), top)(
+            lambda b: uncertain_prefix(h, joint, b)
+        ),
         needs=frozenset({"entropy"}),
         demonstrations="group",
         sample=PrefixedRollout(h.high, h.low_end, h.window_steps),

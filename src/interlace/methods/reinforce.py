@@ -14,6 +14,7 @@ from interlace.methods._method import Method, register
 from interlace.methods._parameters import DenominatorName, Length
 from interlace.parts.advantages import group_centred
 from interlace.parts.masks import counted_rollouts
+from interlace.parts.stated import stated, text_of
 from interlace.parts.surrogates import score_function
 from interlace.parts.terms import Term
 from interlace.types import Batch
@@ -25,10 +26,12 @@ class Reinforce(Length):
 
 
 def raw_reward(batch: Batch) -> torch.Tensor:
+    """A = R."""
     return batch.reward
 
 
 def centred_reward(batch: Batch) -> torch.Tensor:
+    """A = R - mean reward of the group's rollouts."""
     return group_centred(batch.reward, batch.group, counted_rollouts(batch))
 
 
@@ -48,4 +51,10 @@ def reinforce(h: Reinforce) -> Method:
         silent_without_advantage=True,
         formula="-A*logp",
     )
-    return Method(terms=(term,), advantage=lambda b: b.with_arrays(advantage=BASELINES[h.baseline](b)[b.row]))
+    baseline = BASELINES[h.baseline]
+
+    @stated(text_of(baseline))
+    def advantage(batch: Batch) -> Batch:
+        return batch.with_arrays(advantage=baseline(batch)[batch.row])
+
+    return Method(terms=(term,), advantage=advantage)

@@ -16,6 +16,7 @@ from interlace.methods._parameters import Clip, DenominatorName, Fraction, Lengt
 from interlace.methods._policy_gradient import policy_gradient_term, reward_kl
 from interlace.methods.reinforce import BASELINES
 from interlace.parts.advantages import reward_to_go, whiten
+from interlace.parts.stated import stated
 from interlace.types import Batch
 
 
@@ -30,6 +31,13 @@ class ReinforcePP(Clip, Length):
 @register("reinforce_pp", ReinforcePP, title="REINFORCE++ (2025)", arxiv="2501.03262",
           evidence="official code", cost=("reference if kl",))  # fmt: skip
 def reinforce_pp(h: ReinforcePP) -> Method:
+    penalty = f"-{h.kl:g}*(old_logp - ref_logp)" if h.kl else "0"
+    baseline = {None: "R", "mean": "R - group mean"}[h.baseline]
+
+    @stated(
+        f"A = (G - mean)/(std + {h.std_eps:g}) over all rollout tokens of the step",
+        f"G_t = sum over k >= t of {h.gamma:g}^(k-t)*r_k, r = {penalty}, on the last token plus {baseline}",
+    )
     def advantage(batch: Batch) -> Batch:
         covered = batch.is_source("rollout") & batch.active[batch.row]
         row = batch.row[covered]

@@ -31,6 +31,7 @@ from interlace.methods._policy_gradient import (
     policy_gradient_term,
 )
 from interlace.parts.masks import counted_rollouts, in_group_with
+from interlace.parts.stated import stated
 from interlace.rules.alternation import FailureBuffer
 from interlace.types import Batch
 
@@ -66,8 +67,11 @@ def relift(h: ReLIFT) -> Method:
     reinforced = Method(
         terms=(policy_gradient_term(h), *entropy_bonus_terms(h)), advantage=group_advantage(h)
     )
+    hard = stated(f"of groups whose rollouts all have reward {h.fail_reward:g}, or that have none")(
+        lambda b: (failed(h, b) | unseen(b))[b.row]
+    )
     supervised = Method(
-        terms=(likelihood_term(h, where=lambda b: (failed(h, b) | unseen(b))[b.row]),),
+        terms=(likelihood_term(h, where=hard),),
         demonstrations="group",
         sample=False,
     )

@@ -23,6 +23,7 @@ from interlace.methods._policy_gradient import (
     entropy_bonus_terms,
     mixed_advantage,
     policy_gradient,
+    policy_gradient_formula,
     rewarded,
     warn_unrewarded,
 )
@@ -50,7 +51,8 @@ def rl_plus(h: RLPlus) -> Method:
 
     term = Term("policy", {"rollout": policy_gradient(h), "demo+prefix": external}, h.denominator,
                 where=rewarded, max_length=h.max_length, silent_without_advantage=True,
-                formula=f"rollout PG(A), demo -r*A*sg[(1 - p)^{h.kappa:g}]")  # fmt: skip
+                formula=f"rollout: {policy_gradient_formula(h)}; demo, prefix: -r*A*sg[(1 - p)^{h.kappa:g}], "
+                f"r = 2*p/(1.5*exp(old_logp) + 0.5*{h.uniform:g})")  # fmt: skip
     return Method(
         terms=(term, *entropy_bonus_terms(h, "rollout+demo+prefix", rewarded)),
         regroup=(warn_unrewarded,),

@@ -17,6 +17,7 @@ from interlace.methods._policy_gradient import policy_gradient, policy_gradient_
 from interlace.parts.advantages import leave_one_out
 from interlace.parts.masks import counted_rollouts
 from interlace.parts.segments import row_sum
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import clipped_surrogate, score_function, sequence_ratio
 from interlace.parts.terms import Losses, Term, View
 from interlace.types import Batch
@@ -45,12 +46,17 @@ LOSSES = {
     "rloo", RLOO, title="RLOO (2024)", arxiv="2402.14740", evidence="official code", cost=("reference if kl",)
 )
 def rloo(h: RLOO) -> Method:
+    reward = f"R - {h.kl:g}*sum of (old_logp - ref_logp) over the row" if h.kl else "R"
+
+    @stated("A = R' - mean of the group's other R'", f"R' = {reward}")
     def advantage(batch: Batch) -> Batch:
         reward = batch.reward + row_sum(reward_kl(h.kl, batch), batch.row, batch.n_rows)
         a = leave_one_out(reward, batch.group, counted_rollouts(batch))
         return batch.with_arrays(advantage=a[batch.row])
 
-    formula = "-A*logp" if h.ratio is None else policy_gradient_formula(h.model_copy(update={"kl": 0.0}))
+    clipped = policy_gradient_formula(h.model_copy(update={"kl": 0.0}))
+    whole = f"{clipped}, rho = exp(sum(logp - old_logp)) of the row"
+    formula = {None: "-A*logp", "token": clipped, "sequence": whole}[h.ratio]
     term = Term(
         "policy", {"rollout": LOSSES[h.ratio](h)}, "sequences" if h.ratio == "sequence" else h.denominator,
         max_length=h.max_length, silent_without_advantage=True, formula=formula,

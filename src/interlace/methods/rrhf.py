@@ -20,6 +20,7 @@ from interlace.parts.masks import RESPONSE, best_of_group, has_reward, has_token
 from interlace.parts.pair_losses import length_normalised, longest_of_group, pairs_by_reward, ranking_hinge
 from interlace.parts.reducer import GROUPS
 from interlace.parts.segments import row_count, row_mean, row_sum
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import negative_log_likelihood
 from interlace.parts.terms import Losses, Term, View
 from interlace.rules.samplers import WithDemonstration
@@ -56,13 +57,16 @@ def rrhf(h: RRHF) -> Method:
     def imitate(v: View) -> Losses:
         return v.row_losses(REDUCTIONS[h.ft](negative_log_likelihood(v.logp), v.row, v.n_rows))
 
-    everyone, source = lambda b: candidates(b)[b.row], "+".join(RESPONSE)
-    best = lambda b: best_of_group(b, candidates(b))[b.row]  # noqa: E731
+    source, length = "+".join(RESPONSE), {"own": "length", "padded": "padded length"}[h.length]
+    everyone = stated("of rows with a reward")(lambda b: candidates(b)[b.row])
+    best = stated("of the best-rewarded row of each group")(lambda b: best_of_group(b, candidates(b))[b.row])
     return Method(
         terms=(
             Term("rank", {source: rank}, GROUPS, h.rank_coef, everyone, pool="group", ratio=False,
-                 formula="max(0, p_i - p_j) of pairs with r_i < r_j"),
-            Term("best", {source: imitate}, GROUPS, where=best, likelihood=True, formula="-logp"),
+                 formula=f"max(0, s_i - s_j) of pairs with R_i < R_j, "
+                 f"s = (sum of logp)/T^{h.length_power:g}, T = {length} of the row"),
+            Term("best", {source: imitate}, GROUPS, where=best, likelihood=True,
+                 formula=f"-({h.ft} of logp over the row)"),
         ),
         regroup=(warn_unrewarded,),
         demonstrations="group",

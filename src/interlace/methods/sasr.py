@@ -25,6 +25,7 @@ from interlace.methods._parameters import (
     ReferenceKL,
 )
 from interlace.methods._policy_gradient import group_advantage, likelihood_term, policy_gradient_term
+from interlace.parts.stated import stated
 from interlace.rules.alternation import GradientNormSwitch
 
 
@@ -65,7 +66,9 @@ def sasr(h: SASR) -> Method:
     return Method(
         stages={"sft": supervised, "rl": reinforced},
         explain_stage="rl",
-        choose_stage=lambda state: drawn_stage(h, state),
+        choose_stage=stated(f"sft where u < g_last/(g_last + {h.gamma:g}*g_warmup), else rl")(
+            lambda state: drawn_stage(h, state)
+        ),
         demonstrations="feed",
         alternation=GradientNormSwitch(
             lambda state: drawn_stage(h, state), h.warmup_steps, h.refresh_every, supervised

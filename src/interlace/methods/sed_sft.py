@@ -32,6 +32,14 @@ def all_positions(batch: Batch) -> Batch:
     return batch.with_arrays(gate=torch.ones(batch.n_decisions, dtype=torch.float64))
 
 
+def gate_formula(h: SEDSFT) -> str:
+    if h.tau is not None:
+        return f"where topk_mass < {h.tau:g}, else 0"
+    if h.mask_ratio == 0:
+        return "everywhere"
+    return f"where topk_mass is below its {1 - h.mask_ratio:g}-quantile over the demonstration tokens, else 0"
+
+
 @register("sed_sft", SEDSFT, paper="048", title="SED-SFT (2026)", arxiv="2602.07464", family="sft",
           evidence="official code", data=("demonstrations",), cost=("topk_mass",),
           reductions=("lam=0 or mask_ratio=1 is sft",))  # fmt: skip
@@ -40,7 +48,8 @@ def sed_sft(h: SEDSFT) -> Method:
         return negative_log_likelihood(v.logp) + h.lam * v.array("gate") * pull_to_half(v.logp)
 
     term = Term("sft", {"demo": loss}, h.denominator, max_length=h.max_length, likelihood=True,
-                formula=f"-logp + {h.lam:g}*M*(p - 1/2)^2")  # fmt: skip
+                formula=f"-logp + {h.lam:g}*M*(p - 1/2)^2, p differentiated, "
+                f"M = 1 {gate_formula(h)}")  # fmt: skip
 
     def open_positions(batch: Batch) -> Batch:
         covered = term.covers(batch)

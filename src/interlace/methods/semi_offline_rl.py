@@ -19,6 +19,7 @@ from interlace.parts.advantages import group_centred
 from interlace.parts.masks import counted_rollouts
 from interlace.parts.reducer import GROUPS
 from interlace.parts.segments import row_constant, row_mean
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import label_smoothing, score_function
 from interlace.parts.terms import Losses, Term, View
 from interlace.rules.masked import MaskedFills
@@ -42,6 +43,7 @@ def fill(v: View) -> Losses:
           family="mixed", evidence="official code", data=("prompts", "demonstrations"),
           cost=("one forward pass for all fills of a prompt",), reductions=("rl_coef=0 is sft",))  # fmt: skip
 def semi_offline_rl(h: SemiOfflineRL) -> Method:
+    @stated("A = R - mean reward of the group's fills, 0 if they are fewer than two, or all equal")
     def advantage(batch: Batch) -> Batch:
         a = group_centred(batch.reward, batch.group, counted_rollouts(batch))
         return batch.with_arrays(advantage=a[batch.row])

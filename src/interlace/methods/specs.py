@@ -32,6 +32,7 @@ from interlace.parts.extras import has_role
 from interlace.parts.masks import RESPONSE
 from interlace.parts.pair_losses import logistic_preference
 from interlace.parts.segments import row_sum
+from interlace.parts.stated import stated
 from interlace.parts.terms import Losses, Term, View
 from interlace.rules.form import FormatReached
 from interlace.rules.harvest import FormPairs
@@ -57,9 +58,10 @@ def specs(h: SPECS) -> Method:
 
     source = "+".join(RESPONSE)
     rank = Term("preference", {source: preference}, PAIRS, where=paired, pool="group", likelihood=True,
-                formula=f"-log sigmoid({h.beta:g}*m)")  # fmt: skip
-    chosen = likelihood_term(h, coefficient=h.sft_coef, sources=source,
-                             where=lambda b: has_role(b, "chosen")[b.row])  # fmt: skip
+                formula=f"-log sigmoid({h.beta:g}*m), "
+                "m = sum(logp - ref_logp) of the chosen row - the same of the rejected row")  # fmt: skip
+    preferred = stated("of chosen rows")(lambda b: has_role(b, "chosen")[b.row])
+    chosen = likelihood_term(h, coefficient=h.sft_coef, sources=source, where=preferred)
     cold_start = Method(terms=(rank, chosen), needs=frozenset({"ref_logp"}), demonstrations="feed",
                         sample=False)  # fmt: skip
     rl = grpo.build(recast(h, GRPO))

@@ -25,9 +25,17 @@ from torch import Tensor
 
 from interlace.methods._method import Method, register
 from interlace.methods._parameters import DenominatorName, GroupBaseline, Length, NonNegative, Positive
-from interlace.methods._policy_gradient import entropy_bonus_terms, mixed_advantage, rewarded, warn_unrewarded
-from interlace.methods.luffy import shaped_demonstration
+from interlace.methods._policy_gradient import (
+    baseline_definitions,
+    baseline_formula,
+    entropy_bonus_terms,
+    mixed_advantage,
+    rewarded,
+    warn_unrewarded,
+)
+from interlace.methods.luffy import shape_formula, shaped_demonstration
 from interlace.parts.masks import correct
+from interlace.parts.stated import stated
 from interlace.parts.surrogates import importance_ratio, negative_log_likelihood, score_function
 from interlace.parts.terms import Term, View, annotated
 from interlace.parts.token_weights import ENTROPY_LEVELS, entropy_weight
@@ -54,10 +62,22 @@ ROLLOUT_ADVANTAGES: dict[str, Callable[[Batch, Tensor], Tensor]] = {
     "split": lambda batch, z: torch.where(correct(batch), 1.0, -1.0).to(z)[batch.row],
     "advantage": lambda batch, z: z,
 }
+ROLLOUT_FORMULAS = {
+    "split": "-{:g}*sg[exp(H)]*logp where correct, +{:g}*logp where wrong (A = 1 and -1)",
+    "advantage": "-rho*A*({:g}*sg[exp(H)] if A > 0 else {:g})",
+}
 DRIVEN: dict[str, Callable[[View], Tensor]] = {
     "split": lambda v: v.logp,
     "advantage": lambda v: importance_ratio(v.logp, v.old_logp),
 }
+
+
+def definitions(h: SRFT) -> tuple[str, ...]:
+    """The symbols of the formulas."""
+    of = {"token": "the token", "sequence": "its row (mean)", "step": "the term's tokens in the step (mean)"}
+    capped = "" if h.entropy_cap is None else f", at most {h.entropy_cap:g}"
+    entropy = f"H = entropy of {of[h.entropy_level]}{capped}"
+    return (*baseline_definitions(h, "rollouts and demonstrations"), entropy)
 
 
 def annotate(h: SRFT, batch: Batch) -> Batch:
@@ -89,12 +109,14 @@ def srft(h: SRFT) -> Method:
 
     nll = Term("sft", {"demo": lambda v: weight(v, h.sft_sign) * negative_log_likelihood(v.logp)},
                h.sft_denominator, h.sft_weight, max_length=h.max_length, likelihood=True,
-               formula=f"-exp({h.sft_sign:+d}*H)*logp")  # fmt: skip
+               formula=f"-sg[exp({h.sft_sign:+d}*H)]*logp")  # fmt: skip
     demo = Term("demo", {"demo": shaped_demonstration(h, h.shape)}, h.denominator, where=rewarded,
-                max_length=h.max_length, silent_without_advantage=True, formula="-A*f(p)")  # fmt: skip
+                max_length=h.max_length, silent_without_advantage=True,
+                formula=shape_formula(h, h.shape))  # fmt: skip
     policy = Term("policy", {"rollout": own}, h.denominator, max_length=h.max_length,
                   silent_without_advantage=True, ratio=h.rollout_loss == "advantage",
-                  formula=f"-A*w*{h.rollout_loss}, w={h.rl_weight:g}*exp(H) or {wrong:g}")  # fmt: skip
+                  formula=ROLLOUT_FORMULAS[h.rollout_loss].format(h.rl_weight, wrong))  # fmt: skip
     return Method(terms=(nll, demo, policy, *entropy_bonus_terms(h)), regroup=(warn_unrewarded,),
-                  advantage=lambda b: annotate(h, b), needs=frozenset({"entropy"}),
+                  advantage=stated(f"A = {baseline_formula(h)}", *definitions(h))(lambda b: annotate(h, b)),
+                  needs=frozenset({"entropy"}),
                   demonstrations="group", sample=WithDemonstration())  # fmt: skip

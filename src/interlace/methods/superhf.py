@@ -18,6 +18,7 @@ from interlace.methods._parameters import Count, DenominatorName, Length, NonNeg
 from interlace.methods._policy_gradient import likelihood_term
 from interlace.parts.masks import best_of_group, has_reward, has_token
 from interlace.parts.segments import row_mean
+from interlace.parts.stated import stated
 from interlace.parts.terms import Losses, Term, View
 from interlace.types import Batch
 
@@ -43,6 +44,7 @@ def divergence(v: View) -> Losses:
           evidence="official code", data=("prompts",), cost=("reference if kl, over the full vocabulary",),
           reductions=("kl=0 and one rollout a group is sft on own samples",))  # fmt: skip
 def superhf(h: SuperHF) -> Method:
+    @stated(f"of the {h.keep} best-rewarded rollouts of each group")
     def best(batch: Batch) -> Tensor:
         candidates = has_reward(batch) & has_token(batch, "rollout")
         return best_of_group(batch, candidates, h.keep)[batch.row]

@@ -30,8 +30,16 @@ from interlace.methods._parameters import (
     NonNegative,
     Numbers,
 )
-from interlace.methods._policy_gradient import entropy_bonus_terms, mixed_advantage, policy_gradient
+from interlace.methods._policy_gradient import (
+    baseline_definitions,
+    baseline_formula,
+    entropy_bonus_terms,
+    mixed_advantage,
+    policy_gradient,
+    policy_gradient_formula,
+)
 from interlace.parts.extras import carries_prefix
+from interlace.parts.stated import stated
 from interlace.parts.terms import Term, View
 from interlace.parts.token_weights import trust_region_probability
 from interlace.rules.samplers import MicroGroups
@@ -68,6 +76,8 @@ def trained(batch: Batch) -> Tensor:
           cost=("rollouts in turn: one round of sampling per micro-group",),
           reductions=("without prefixes it is dr_grpo with no clip bounds",))  # fmt: skip
 def trapo(h: TRAPO) -> Method:
+    @stated(f"A = {baseline_formula(h)}", *baseline_definitions(h, "rows"),
+            "A = 1 on expert tokens, 0 on those that another row of the group carries")  # fmt: skip
     def advantage(batch: Batch) -> Batch:
         z = mixed_advantage(h)(batch).arrays["advantage"]
         given = trained(batch).to(z.dtype)  # the advantage of an expert token is 1
@@ -78,7 +88,8 @@ def trapo(h: TRAPO) -> Method:
 
     term = Term("policy", {"rollout": policy_gradient(h), "prefix+demo": expert}, h.denominator,
                 where=trained, max_length=h.max_length, silent_without_advantage=True,
-                formula=f"rollout PG(A), prefix -p/max(sg[p], {h.alpha:g})")  # fmt: skip
+                formula=f"rollout: {policy_gradient_formula(h)}; "
+                f"prefix, demo: -p/max(sg[p], {h.alpha:g})")  # fmt: skip
     return Method(
         terms=(term, *entropy_bonus_terms(h, "rollout+prefix+demo", trained)),
         advantage=advantage,

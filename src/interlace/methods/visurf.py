@@ -5,8 +5,8 @@
     loss = PG(A) on both, pi_old of the label from a forward pass, a mean of row means
 
 All rollouts fail: the label's A is large, like SFT. One is as good: its A is 0, plain RLVR. Without smoothing
-a label that is always right keeps a positive A for ever. `label`, a text around {answer}, writes the label in the
-surface form of the policy's answers (none: the demonstration). It holds no thinking, so a reward of thinking
+a label that is always right keeps a positive A for ever. `label` is a text around {answer} in the surface
+form of the policy's answers (none: the demonstration). It holds no thinking, so a reward of thinking
 (`reward=math+0.1*format:think`) gives it nothing: that reward is the rollouts' alone.
 
 Evidence: paper, through a secondary summary that reproduces its equations; no code. Deviations: the paper

@@ -27,14 +27,14 @@ def stated(text: str, *where: str) -> Callable[[Rule], Rule]:
 
 def text_of(rule: Any) -> str:
     """What was attached, or the first sentence of the rule's docstring; empty where there is neither."""
+    while isinstance(rule, functools.partial) and not hasattr(rule, "stated"):
+        rule = rule.func
     if hasattr(rule, "stated"):
         return rule.stated[0]
-    while isinstance(rule, functools.partial):
-        rule = rule.func
-    named = getattr(rule, "__name__", "<lambda>") != "<lambda>"
-    text = " ".join((rule.__doc__ or "").split()) if named and callable(rule) else ""
+    named = callable(rule) and getattr(rule, "__name__", "<lambda>") != "<lambda>"
+    text = " ".join((rule.__doc__ or "").split()) if named else ""
     first = re.split(r"(?<=[.;])\s", text, maxsplit=1)[0].rstrip(".;")
-    return re.sub(r"^\w+ \[\w+\](, after the gate)?: ", "", first)
+    return re.sub(r"^\w+ \[\w+\](, [\w\s]+)?: ", "", first)
 
 
 def definitions_of(rule: Any) -> tuple[str, ...]:

@@ -50,6 +50,9 @@ def probe(model: PreTrainedModel) -> Probe:
     Raises:
         UnsupportedModel: No known head reproduces the logits, or no way to run it agrees with it.
     """
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        # Releases of transformers up to 5.19 at least run such a model on SDPA, which drops the cap.
+        model.config._attn_implementation = "eager"
     table = cast(torch.nn.Embedding, model.get_input_embeddings()).weight
     device = table.device
     lengths = torch.tensor(_LENGTHS)

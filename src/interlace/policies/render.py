@@ -108,8 +108,8 @@ class Renderer:
         found = next((i for i in named if i is not None and i not in self.eos_ids), None)
         if found is None:
             raise RenderError(
-                "the tokenizer has no token to hide others behind; accepted is one with a mask_token, or with "
-                "a pad_token or unk_token that does not end completions"
+                "the tokenizer has no token to hide others behind; accepted is one with a mask_token, or "
+                "with a pad_token or unk_token that does not end completions"
             )
         return found
 

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from interlace.policies import meter
 from interlace.policies.files import save_whole, without_progress_bars
 from interlace.policies.head import STATISTICS, Head, head_statistics
+from interlace.policies.meter import Size, Work
 from interlace.policies.packing import Trunk, without_repeats
 from interlace.policies.precision import PRECISIONS, to_precision
 from interlace.policies.probe import probe
@@ -78,6 +80,7 @@ class TextPolicy:
         self.value_head: nn.Linear | None = None
         self.topk = 2
         self.warnings: list[str] = []
+        self._read = (0, 0, 0)
         if precision == "fp64":
             self.model.double()
         found = probe(self.model)
@@ -112,6 +115,7 @@ class TextPolicy:
 
     def hidden(self, slots: Slots) -> Tensor:
         """The states before the head, [M, H], one per slot."""
+        self._count(slots.input.numel(), int(slots.position.sum()) + slots.input.numel(), 0)
         return self._trunk(self._inputs(slots), slots.position.to(self.device), slots.row)
 
     def score(
@@ -143,6 +147,7 @@ class TextPolicy:
         with torch.set_grad_enabled(grad):
             hidden = self.hidden(slots)
             if from_head:
+                self._count(0, 0, slots.slot.numel())
                 statistics = head_statistics(
                     hidden,
                     self.head,
@@ -185,6 +190,7 @@ class TextPolicy:
         if values:
             torch.autograd.backward(values, gradients, retain_graph=retain_graph)
             self.collect_gradients()
+            meter.add(Work(train=Size.of(self.model).backward(*self._read)))
 
     def named_trainable(self) -> dict[str, nn.Parameter]:
         """What an optimizer should hold, by the model's names: masters with `bf16`, else the weights."""
@@ -226,7 +232,8 @@ class TextPolicy:
         """Trained matrices of the model's linear layers, the head apart."""
         output = self.model.get_output_embeddings()
         layers = (m for m in self.model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not output)
-        return [self._master(m.weight) for m in layers if m.weight.requires_grad]
+        weights = (m.get_parameter("weight") for m in layers)
+        return [self._master(weight) for weight in weights if weight.requires_grad]
 
     def add_value_head(self) -> nn.Linear:
         """Give the policy a linear value head that starts at 0, if it has none."""
@@ -307,6 +314,15 @@ class TextPolicy:
         if self.precision != "bf16" or self.device.type != "cpu" or "AVX512" in capability:
             return ""
         return f"this CPU ({capability}) has no bf16 arithmetic and imitates it, many times slower; use fp32"
+
+    def _count(self, tokens: int, attended: int, choices: int) -> None:
+        """Tell the meter of a forward pass, and keep in mind what a backward pass would go through."""
+        flops = Size.of(self.model).forward(tokens, attended, choices)
+        if not torch.is_grad_enabled():
+            meter.add(Work(score=flops, scored=tokens))
+            return
+        meter.add(Work(train=flops, trained=tokens))
+        self._read = (tokens, attended, 0) if tokens else (*self._read[:2], choices)
 
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter if self._masters is None else self._masters.of(parameter)

@@ -61,11 +61,11 @@ class Decoder(Protocol):
         ...
 
 
-def prefill_chunks(prompts: Sequence[Sequence[int]], budget: int = PREFILL_TOKENS) -> Iterator[slice]:
-    """Consecutive prompts whose padded size stays within `budget` (at least one prompt each)."""
+def prefill_chunks(prompts: Sequence[Sequence[int]]) -> Iterator[slice]:
+    """Consecutive prompts whose padded size stays within `PREFILL_TOKENS` (at least one prompt each)."""
     begin, width = 0, 0
     for i, prompt in enumerate(prompts):
-        if i > begin and max(width, len(prompt)) * (i + 1 - begin) > budget:
+        if i > begin and max(width, len(prompt)) * (i + 1 - begin) > PREFILL_TOKENS:
             yield slice(begin, i)
             begin, width = i, 0
         width = max(width, len(prompt))

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from interlace.policies import meter
+from interlace.policies.meter import Work
 from interlace.rollout.sampling import uniforms
 from interlace.rules.samplers import MaskedText
 from interlace.types import Slots
@@ -62,6 +64,8 @@ def fill(
                 rows = torch.arange(row, row + text.n)
                 draws = uniforms(seed, step, rows[None, :], (place - text.prompt)[:, None])
                 chosen = _quantiles(policy.head, read, draws, temperature)
+                choices = 2.0 * policy.head.weight.numel() * len(text.masked)
+                meter.add(Work(generate=choices, generated=text.n * len(text.masked)))
                 fills = torch.tensor(text.ids).repeat(text.n, 1)
                 fills[:, place] = chosen.T
                 done.append(fills.tolist())

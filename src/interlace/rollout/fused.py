@@ -74,9 +74,10 @@ class FusedDecoder:
         self.model, self._base = model, base
         weight = base.lm_head.weight
         self.device, self.dtype = weight.device, dtype or weight.dtype
+        self._real = torch.promote_types(self.dtype, torch.float32)
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim, self._scale = attention.head_dim, attention.scaling
-        self._eps = torch.tensor([config.rms_norm_eps], device=self.device)
+        self._eps = torch.tensor([config.rms_norm_eps], device=self.device, dtype=self._real)
         self._windows = [_window(config, layer) for layer in base.model.layers]
         self._activation = base.model.layers[0].mlp.act_fn
         half = torch.arange(self._dim).view(2, -1)
@@ -189,16 +190,16 @@ class FusedDecoder:
 
     def _normed(self, x: Tensor) -> Tensor:
         """Root-mean-square norm over the last axis, without its weight, in at least float32."""
-        y = x if x.dtype == torch.float64 else x.float()
+        y = x.to(self._real)
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         inverse = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
         return (y * inverse).to(x.dtype)
 
     def _rotations(self, columns: int) -> Tensor:
         """Complex [columns, dim / 2]: the model's own rotary embedding of each position."""
-        real = torch.promote_types(self.dtype, torch.float32)
         positions = torch.arange(columns, device=self.device)[None]
-        cos, sin = self._base.model.rotary_emb(torch.empty(0, dtype=real, device=self.device), positions)
+        like = torch.empty(0, dtype=self._real, device=self.device)
+        cos, sin = self._base.model.rotary_emb(like, positions)
         if cos.shape[-1] != self._dim:
             raise Unsupported("rotary embedding of only a part of each head")
         return torch.complex(cos[0, :, : self._dim // 2], sin[0, :, : self._dim // 2])
@@ -236,6 +237,8 @@ class FusedDecoder:
     def _linear(self, module: Any) -> _Linear:
         """Weight and bias of a linear layer, an active LoRA adapter merged in."""
         adapted = hasattr(module, "get_base_layer")
+        if adapted and module.disable_adapters and module.merged:
+            module.unmerge()  # as the layer's own forward would
         base = module.get_base_layer() if adapted else module
         weight = _plain_weight(base, nn.Linear)
         if adapted and not (module.disable_adapters or module.merged):

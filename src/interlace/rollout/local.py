@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from interlace.policies import meter
 from interlace.rollout import tape
 from interlace.rollout.decoders import Decoder, GenericDecoder, PlainDecoder, Unsupported, evaluating
 from interlace.rollout.fused import FusedDecoder
@@ -75,7 +76,7 @@ class LocalEngine:
         self._decoder = _choose_decoder(model, self._vocabulary, dtype, path)
         self.path, self.dtype = self._decoder.path, self._decoder.dtype
         self.device = next(model.parameters()).device
-        self._read_from = _weights_signature(model)
+        self._read_from: tuple[Any, ...] = _weights_signature(model)
         if dtype is not None and dtype != self.dtype:
             warnings.warn(
                 f"the {self.path} decoder runs in the model's own {self.dtype}, not in dtype={dtype}",
@@ -127,6 +128,9 @@ class LocalEngine:
                 self._run(deque(rows), limit)
             finally:
                 self._decoder.close()
+        prompts = [len(r.prompt_ids) + len(r.hint_ids) + len(r.prefix_ids) for r in requests if r.n]
+        size = meter.Size.of(self.model)
+        meter.add(meter.sampling(size, prompts, [(len(row.prompt), len(row.ids)) for row in rows]))
         done: list[list[Completion]] = [[] for _ in requests]
         for row in rows:
             done[row.request].append(Completion(tuple(row.ids), tuple(row.logp), row.finish))
@@ -309,8 +313,13 @@ def _shared_prompts(rows: Sequence[_Row]) -> tuple[list[list[int]], list[int]]:
     return prompts, copies
 
 
-def _weights_signature(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    return tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in model.parameters())
+def _weights_signature(model: nn.Module) -> tuple[Any, ...]:
+    """Changes when a parameter is written or replaced, or an adapter is switched."""
+    weights = [(p.data_ptr(), -1 if p.is_inference() else p._version) for p in model.parameters()]
+    adapters = [
+        (tuple(m.active_adapters), m.disable_adapters) for m in model.modules() if hasattr(m, "lora_A")
+    ]
+    return (*weights, *adapters)
 
 
 def _choose_decoder(

@@ -38,6 +38,8 @@ class FailureBuffer:
         lr: Peak learning rate of the SFT optimizer; `None` is that of RL.
         rl, sft: Names of the two stages.
         waiting: Ids of the waiting prompts, the next to be trained on first.
+        imitated: Demonstrations trained on so far.
+        last: The stage of the last turn.
 
     Reference:
         ReLIFT (arXiv 2506.07527).
@@ -49,6 +51,7 @@ class FailureBuffer:
     rl: str = "rl"
     sft: str = "sft"
     waiting: list[str] = field(default_factory=list)
+    imitated: int = 0
     last: str = ""
 
     @property
@@ -56,17 +59,22 @@ class FailureBuffer:
         return {self.sft: self.lr}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"waiting": list(self.waiting), "last": self.last}
+        return {"waiting": list(self.waiting), "imitated": self.imitated, "last": self.last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.waiting, self.last = list(state["waiting"]), state["last"]
+        self.waiting, self.imitated, self.last = list(state["waiting"]), state["imitated"], state["last"]
 
     def turn(self, bench: Bench) -> Turn:
         if len(self.waiting) < self.size or not self.may_follow(self.last):
             self.last = self.rl
-            return Turn(self.rl)
+            return Turn(self.rl, numbers=self.numbers)
         self.last = self.sft
         return self.imitate(bench)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """For the log: how many prompts wait, and how many demonstrations were trained on."""
+        return {"waiting": len(self.waiting), "imitated": self.imitated}
 
     def may_follow(self, last: str) -> bool:
         """Whether an SFT step may follow that stage."""
@@ -76,7 +84,8 @@ class FailureBuffer:
         """An SFT step on the first `size` prompts of the buffer."""
         known = {problem.id: problem for problem in bench.demonstrated}
         chosen, self.waiting = self.waiting[: self.size], self.waiting[self.size :]
-        return Turn(self.sft, [known[i] for i in chosen], self.sft, sample=False)
+        self.imitated += len(chosen)
+        return Turn(self.sft, [known[i] for i in chosen], self.sft, sample=False, numbers=self.numbers)
 
     def observe(
         self, bench: Bench, turn: Turn, rows: Sequence[Trajectory], batch: Batch, results: Any

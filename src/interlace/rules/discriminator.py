@@ -64,9 +64,7 @@ class TokenDiscriminator:
             for row, reward in zip(rows, rewards, strict=True)
         ]
 
-    def classes(
-        self, bench: Bench, rows: Sequence[Trajectory]
-    ) -> tuple[list[Trajectory], list[Trajectory]]:
+    def classes(self, bench: Bench, rows: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
         """Expert rows, and those of the policy with corrupted demonstrations."""
         rng = random.Random(f"corrupted/{bench.seed}/{bench.step}")
         problems = list({row.problem.id: row.problem for row in rows}.values())

@@ -51,8 +51,11 @@ Collecting = Generator[Requests, list[list[Trajectory]], list[Trajectory]]
 class Renderer(Protocol):
     """What a sampler asks of the tokenizer."""
 
-    mask_id: int
-    special_ids: frozenset[int]
+    @property
+    def mask_id(self) -> int: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -368,9 +371,13 @@ class MicroGroups:
         for turn, (size, ratio, threshold) in enumerate(
             zip(self.sizes, self.ratios, self.thresholds, strict=True)
         ):
-            requests, places, guided, shown = [], [], 0, []
+            requests: list[SampleRequest] = []
+            places: list[int] = []
+            shown: list[Trajectory] = []
+            guided = 0
             for i, problem in enumerate(problems):
-                group, start = f"{problem.id}#{i}", ()
+                group = f"{problem.id}#{i}"
+                start: tuple[int, ...] = ()
                 if ratio and mean_reward(done[i]) < threshold:
                     start = beginning(collector, problem, min(ratio, 1.0))
                 guided += bool(start)

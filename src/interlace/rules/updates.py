@@ -197,7 +197,7 @@ def largest_entries(importance: Sequence[Tensor], share: float) -> list[Tensor]:
         return [torch.zeros_like(t, dtype=torch.bool) for t in importance]
     bits = [t.detach().float().contiguous().view(torch.int32) for t in importance]
     # The bit patterns of non-negative floats are ordered as the floats: bisect on them. 0 stays outside.
-    low, high = 1, torch.tensor(math.inf).view(torch.int32).item()
+    low, high = 1, int(torch.tensor(math.inf).view(torch.int32))
     while low < high:
         middle = (low + high + 1) // 2
         if sum(int((b >= middle).sum()) for b in bits) >= wanted:
@@ -221,10 +221,16 @@ def take_step(bench: Bench, name: str, gradient: Sequence[Tensor]) -> None:
     bench.publish()
 
 
+def linear_weights(bench: Bench, policy: str = "policy") -> list[torch.nn.Parameter]:
+    """The matrices of a policy's linear layers."""
+    model: Any = bench.policies[policy]
+    return model.linear_weights()
+
+
 def linear(bench: Bench, gradient: Sequence[Tensor], policy: str = "policy") -> list[Tensor]:
     """The part of a gradient that belongs to a policy's linear weights."""
     found = {id(p): g for p, g in zip(bench.trainable(policy), gradient, strict=True)}
-    return [found[id(p)] for p in bench.policies[policy].linear_weights()]
+    return [found[id(p)] for p in linear_weights(bench, policy)]
 
 
 UNDECAYED = partial(torch.optim.AdamW, weight_decay=0.0)
@@ -303,7 +309,7 @@ class BilevelTeacher(UpdateRule):
         with torch.no_grad():
             now = [u @ d for u, d in zip(self.up, self.down, strict=True)]
             for name in ("policy", "auxiliary"):
-                for p, new, old in zip(bench.policies[name].linear_weights(), now, before, strict=True):
+                for p, new, old in zip(linear_weights(bench, name), now, before, strict=True):
                     p.add_(new - old)
             if self.resync is not None and self.updates % self.resync == 0:
                 for p, target in zip(bench.trainable("auxiliary"), bench.trainable(), strict=True):
@@ -315,7 +321,7 @@ class BilevelTeacher(UpdateRule):
         """The teacher's optimizer; its tensors are made at the first step, w = 0."""
         if not self.up:
             generator = torch.Generator().manual_seed(bench.seed * 1_000_003 + 32)
-            for p in bench.policies["policy"].linear_weights():
+            for p in linear_weights(bench):
                 drawn = torch.empty(min(self.rank, *p.shape), p.shape[1])
                 torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
                 self.down.append(drawn.to(p))

@@ -27,7 +27,6 @@ class TrainingBench:
     def __init__(self, stage: StageRun) -> None:
         self._stage = stage
         s = stage.stage.settings
-        self.steps = s.steps or 0
         self.seed = stage.run.seed
         self.policies: Mapping[str, Policy] = stage.policies
         self.optimizers = stage.optimizers
@@ -47,6 +46,10 @@ class TrainingBench:
     @property
     def step(self) -> int:
         return self._stage.progress.step
+
+    @property
+    def steps(self) -> int:
+        return self._stage.expected_steps
 
     def sample(
         self,

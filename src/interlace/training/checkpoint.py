@@ -79,8 +79,9 @@ class RunFolder:
     def save(self, name: str, write: Callable[[Path], None], progress: Mapping[str, Any], keep: int) -> None:
         """Write a checkpoint, make it the latest, and remove older ones beyond `keep`.
 
-        Names sort in order of time; those that end in `-end` close a stage and are never removed. A
-        complete checkpoint of this name is left as it is: runs are deterministic.
+        Names sort in order of time; those that end in `-end` close a stage and are never removed. One that
+        was written right before a kill, and is not the latest, is written again: its place in the metrics is
+        that of the killed run.
         """
 
         def draft(folder: Path) -> None:
@@ -89,13 +90,14 @@ class RunFolder:
             (folder / "progress.json").write_text(text, encoding="utf-8")
 
         root = self.path / "checkpoints"
-        if not (root / name).exists():
+        latest = self.latest()
+        if latest is None or latest[0].name != name:
             save_whole(root / name, draft)
         write_json(self.path / "latest.json", {"checkpoint": name})
         older = sorted(
             p for p in root.iterdir() if p.name < name and p.name[0] not in "." and p.name[-4:] != "-end"
         )
-        for old in older[: len(older) - (keep - 1)]:
+        for old in older[: max(len(older) - (keep - 1), 0)]:
             shutil.rmtree(old)
 
     def latest(self) -> tuple[Path, dict[str, Any]] | None:
@@ -114,6 +116,11 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RunFolderError(f"checkpoint {folder} cannot be read: {error}") from None
         return folder, progress
+
+    def sweep(self) -> None:
+        """Remove what a killed run left half written. Only for who holds the folder."""
+        for draft in (*self.path.glob("*/.*"), *self.path.glob("references/*/.*")):
+            shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
 
     def truncate_metrics(self, size: int) -> None:
         """Forget lines of steps that were not saved, so that a resumed run writes each step once."""

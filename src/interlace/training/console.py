@@ -60,7 +60,8 @@ class View:
     _progress: Progress | None = None
     _said: float = 0.0
 
-    def start(self, stage: str, steps: int, done: int, on_policy: bool) -> None:
+    def start(self, stage: str, steps: int | None, done: int, on_policy: bool) -> None:
+        """Show a stage from its step `done` on; `steps` is `None` where its budget ends it."""
         self._title = f"{stage} · {'on-policy' if on_policy else 'off-policy after update 1'}"
         self._steps, self._began, self._first = steps, time.monotonic(), done
         if self.console.is_terminal:
@@ -77,7 +78,8 @@ class View:
             self._live = Live(self._progress, console=self.console, refresh_per_second=4)
             self._live.start()
         else:
-            self.console.print(f"{self._title}: steps {done}-{steps}", highlight=False)
+            end = "the end of its budget" if steps is None else steps
+            self.console.print(f"{self._title}: steps {done}-{end}", highlight=False)
 
     def step(self, done: int, metrics: Mapping[str, float]) -> None:
         if self._live is not None and self._progress is not None:
@@ -90,10 +92,12 @@ class View:
         elif time.monotonic() - self._said > self.every or done == self._steps:
             self._said = time.monotonic()
             rate = (time.monotonic() - self._began) / max(done - self._first, 1)
-            left = rate * (self._steps - done)
+            share = metrics.get("stage/share", 0.0)
+            steps = round(done / share) if self._steps is None and share else self._steps or done
+            left = rate * max(steps - done, 0)
             shown = "  ".join(f"{label} {text}" for label, text in describe(metrics))
             self.console.print(
-                f"  {done}/{self._steps}  left {left:.0f} s  {shown}", highlight=False, soft_wrap=True
+                f"  {done}/{steps}  left {left:.0f} s  {shown}", highlight=False, soft_wrap=True
             )
 
     def say(self, text: str) -> None:

@@ -45,6 +45,11 @@ def load_data(
     report = check_problems(train, scorer)
     if not report.ok:
         notes.append(report.summary())
+    if any(s.samples for s in c.stages) and not any(report.checked.values()):
+        raise ConfigError(
+            f"task {c.run.task}: no row has an answer, so no rollout could be scored; give rows an answer, "
+            f"or reward=FILE.py:FUNCTION that needs none"
+        )
     train = drop_failures(train, report)
     fill_lengths(c, renderer, train)
     prompt_limit = min(filter(None, (s.settings.max_prompt_tokens for s in c.stages)), default=None)
@@ -138,7 +143,7 @@ def fill_steps(c: Configuration, demonstrations: int) -> None:
     """The steps of stages that are measured in epochs."""
     for stage in c.stages:
         s = stage.settings
-        if s.steps is None:
+        if s.steps is None and (stage.method.epochs is not None or c.run.budget is None):
             s.steps = math.ceil((stage.method.epochs or 0) * demonstrations / max(s.demos_per_step or 0, 1))
 
 

@@ -12,6 +12,8 @@ import torch
 
 from interlace.config import RunSettings, Stage, StageSettings
 from interlace.methods._method import Method
+from interlace.policies import meter
+from interlace.policies.meter import Work
 from interlace.rules.bench import Turn
 from interlace.training.bench import TrainingBench
 from interlace.training.collect import Collected, Feed, Rollouts, annotate, collect, draw, mix_inputs, pack
@@ -39,6 +41,9 @@ class Progress:
         kept: By stage that kept the best, the step whose weights it ended with.
         metrics_bytes: Size of the metrics file.
         watch: Counts of the watch for dead runs.
+        work: What the run has computed so far, evaluations apart (`policies.meter.Work`).
+        before: Operations of it before this stage.
+        allowance: Operations that this stage may take, where the run has a budget.
     """
 
     stage: int = 0
@@ -54,6 +59,17 @@ class Progress:
     metrics_bytes: int = 0
     watch: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    work: dict[str, float] = field(default_factory=dict)
+    before: float = 0.0
+    allowance: float | None = None
+
+    @property
+    def flops(self) -> float:
+        """Operations so far."""
+        return Work(**self.work).flops  # type: ignore[arg-type]
+
+    def add_work(self, work: Work) -> None:
+        self.work = vars(Work(**self.work) + work).copy()  # type: ignore[arg-type]
 
 
 def _ignore(*_: Any) -> None:
@@ -100,13 +116,48 @@ class StageRun:
     notes: Mapping[str, float] = field(default_factory=dict)
     ranks: Ranks = field(default_factory=Ranks)
 
+    @property
+    def share(self) -> float:
+        """How much of the stage is done: of its budget or of its steps, whichever is further."""
+        p, steps = self.progress, self.stage.settings.steps
+        by_steps = 0.0 if steps is None else p.step / max(steps, 1)
+        if p.allowance is None:
+            return by_steps
+        return max(by_steps, (p.flops - p.before) / p.allowance if p.allowance > 0 else 1.0)
 
-def learning_rate(s: StageSettings, peak: float, update_index: int) -> float:
-    """Learning rate of one optimizer step: linear warm-up, then the schedule to 0 at the stage's last."""
+    @property
+    def over(self) -> bool:
+        """Whether the steps are done or the budget is spent, as nearly as whole steps can meet it."""
+        p, steps = self.progress, self.stage.settings.steps
+        if steps is not None and p.step >= steps:
+            return True
+        half_a_step = (p.flops - p.before) / (2 * p.step) if p.step else 0.0
+        return p.allowance is not None and p.flops - p.before + half_a_step >= p.allowance
+
+    @property
+    def expected_steps(self) -> int:
+        """The steps of the stage; where its budget ends it, as many as it looks like by now."""
+        p, steps = self.progress, self.stage.settings.steps
+        if p.allowance is None or not p.step:
+            return steps if steps is not None else 2**31
+        return min(steps or 2**31, max(p.step + 1, round(p.step / self.share)))
+
+    def learning_rate(self, peak: float) -> float:
+        """Learning rate of the next optimizer step."""
+        by_budget = None if self.progress.allowance is None else self.share
+        return learning_rate(self.stage.settings, peak, self.progress.updates, by_budget)
+
+
+def learning_rate(s: StageSettings, peak: float, update_index: int, share: float | None = None) -> float:
+    """Learning rate of one optimizer step: linear warm-up, then the schedule to 0 at the stage's last.
+
+    Args:
+        share: How much of the stage's budget is spent; `None` where the stage is measured in steps.
+    """
     if update_index < s.warmup_steps:
         return peak * (update_index + 1) / (s.warmup_steps + 1)
     total = max((s.steps or 1) * s.optimizer_steps_per_step - s.warmup_steps, 1)
-    progress = min((update_index - s.warmup_steps) / total, 1.0)
+    progress = min((update_index - s.warmup_steps) / total if share is None else share, 1.0)
     if s.lr_schedule == "linear":
         return peak * (1 - progress)
     if s.lr_schedule == "cosine":
@@ -167,8 +218,8 @@ def train_step(
         for name in (optimizer, "critic"):
             if name in stage.optimizers and name in stage.peaks:
                 for group in stage.optimizers[name].param_groups:
-                    group["lr"] = learning_rate(s, stage.peaks[name], stage.progress.updates)
-        bench.lr = learning_rate(s, stage.peaks["policy"], stage.progress.updates)
+                    group["lr"] = stage.learning_rate(stage.peaks[name])
+        bench.lr = stage.learning_rate(stage.peaks["policy"])
         result = update(
             part,
             method,
@@ -234,13 +285,13 @@ def run_stage(stage: StageRun) -> bool:
         DeadRun: nothing could be learnt for too long.
     """
     s, progress = stage.stage.settings, stage.progress
-    steps = s.steps or 0
     watch = Watch(stage.run.stop_dead_after, counts=dict(progress.watch))
     bench = TrainingBench(stage)
     whole = stage.stage.method
-    while progress.step < steps:
+    while not stage.over:
         if stage.stopping():
             return False
+        clock, share = meter.done(), stage.share
         began, generated = time.perf_counter(), stage.rollouts.generated
         bench.begin_step()
         turn = None if whole.alternation is None else whole.alternation.turn(bench)
@@ -273,13 +324,21 @@ def run_stage(stage: StageRun) -> bool:
             metrics |= {"turn": turn.stage, **turn.notes}
         metrics |= {f"state/{key}": value for key, value in progress.state.items()}
         seconds = time.perf_counter() - began
+        work = sum(stage.ranks.gather(meter.done() - clock), Work())
         progress.seconds += seconds
         progress.step += 1
+        progress.add_work(work)
         generated = stage.rollouts.generated - generated
         metrics |= {
-            "lr": learning_rate(s, s.lr or 0.0, progress.updates - 1),
+            "lr": bench.lr,
+            "stage/share": stage.share,
+            "flops": progress.flops,
+            "flops/generate": work.generate,
+            "flops/score": work.score,
+            "flops/train": work.train,
             "tokens/generated": generated,
             "tokens/trained": sum(r.tokens for r in results),
+            "tokens/read": work.scored,
             "speed/seconds": seconds,
             "speed/tokens_per_s": (generated + sum(r.tokens for r in results)) / seconds,
             "speed/generate_share": (sampled - began) / seconds,
@@ -293,8 +352,22 @@ def run_stage(stage: StageRun) -> bool:
         if whole.finished is not None and whole.finished(bench):
             stage.say(f"stage {stage.stage.name} is finished by its own rule after {progress.step} steps")
             return True
-        if s.eval_every and progress.step % s.eval_every == 0 and progress.step < steps:
-            stage.evaluate()
-        if s.save_every and progress.step % s.save_every == 0 and progress.step < steps:
-            stage.save()
+        if not stage.over:
+            if is_due(s.eval_every, progress.step, share, stage.share):
+                stage.evaluate()
+            if is_due(s.save_every, progress.step, share, stage.share):
+                stage.save()
     return True
+
+
+def is_due(every: float, step: int, before: float, after: float) -> bool:
+    """Whether what happens every so many steps, or every such share of a stage, happens after this step.
+
+    Args:
+        every: Steps from 1 on, a share below 1, never at 0.
+        step: Steps done.
+        before, after: The share of the stage that was done before this step, and is now.
+    """
+    if every >= 1:
+        return step % round(every) == 0
+    return every > 0 and math.floor(after / every) > math.floor(before / every)

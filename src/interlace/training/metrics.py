@@ -127,14 +127,14 @@ class Watch:
             DeadRun: too many steps in a row without signal.
         """
         sampled = metrics.get("rows/rollout", 0) > 0
+        filtered = metrics.get("sampling/live_groups", 1) == 0
+        equal = filtered or (sampled and metrics.get("groups/live", 1) == 0)
         found = {
             "no rollout could be scored": sampled
             and metrics.get("rows/unscorable", 0) == metrics["rows/rollout"],
             "every completion was truncated": sampled and metrics.get("length/truncated", 0) == 1,
-            "all rewards of every group were equal": sampled
-            and metrics.get("groups/live", 1) == 0
-            and not metrics.get("tokens/imitated"),
-            "no token was trained": not sampled and all(r.scored_rows == 0 for r in result),
+            "all rewards of every group were equal": equal and not metrics.get("tokens/imitated"),
+            "no token was trained": not (sampled or filtered) and all(r.scored_rows == 0 for r in result),
             "the gradient was not finite": any(not r.finite for r in result),
         }
         warnings = []

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import yaml
+from rich.console import Console
 
 from interlace.config import ConfigError, Configuration, Stage, read_yaml, resolve
 from interlace.evaluation.evaluate import Evaluation, evaluate
@@ -83,7 +84,6 @@ def train(
         ValueError: bad settings or data, before any training time is spent.
         DeadRun: nothing could be learnt for too long.
     """
-    view = view or View()
     if resume is not None:
         folder = RunFolder(resume)
         if not folder.has_run():
@@ -108,18 +108,21 @@ def train(
             raise ConfigError(
                 f"{out} already holds a run; continue it with resume={out} or give another out=FOLDER"
             )
-    with folder.locked():
-        return Run(configuration, folder, view).train()
+    ranks = connect()
+    ranks.barrier()  # every rank has looked at the folder before the first writes into it
+    view = view or View(Console(stderr=True, quiet=not ranks.first))
+    with folder.locked() if ranks.first else contextlib.nullcontext():
+        return Run(configuration, folder, view, ranks).train()
 
 
 class Run:
     """A run at work. Use `train`."""
 
-    def __init__(self, configuration: Configuration, folder: RunFolder, view: View) -> None:
+    def __init__(self, configuration: Configuration, folder: RunFolder, view: View, ranks: Ranks) -> None:
         self.c = configuration
         self.folder = folder
         self.view = view
-        self.ranks: Ranks = connect()
+        self.ranks = ranks
         self.stop_asked = False
         self.shelf: dict[str, list[Trajectory]] = {}
         self.began = time.monotonic()
@@ -128,7 +131,7 @@ class Run:
         """Everything from loading to the last evaluation."""
         run = self.c.run
         latest = self.folder.latest()
-        environment = self._environment()
+        environment = self.ranks.broadcast(self._environment() if self.ranks.first else None)
         torch.set_num_threads(run.threads or environment["threads"])
         self.task = load_task(run.task or "countdown")
         self.scorer = Scorer(
@@ -138,8 +141,6 @@ class Run:
         )
         source = str(latest[0] / "policy") if latest else self._initial_model()
         policy = self.load(source)
-        for warning in policy.warnings:
-            self.view.say(f"[yellow]warning:[/] {warning}")
         self.renderer = Renderer(policy.tokenizer, policy.eos_ids)
         self.data = load_data(self.c, self.renderer, self.scorer, self.task, policy.max_positions)
         # References and demonstrations are checked as they are, answers are judged in their blocks.
@@ -151,13 +152,17 @@ class Run:
                 f"the data of {self.folder.path} has changed since the run began; start a new run"
             )
         environment["data"] = self.data.fingerprint
-        if not self.folder.has_run():
-            write_text(self.folder.path / "config.yaml", yaml.safe_dump(self.c.to_dict(), sort_keys=False))
-        write_json(self.folder.path / "environment.json", environment)
-        self.trackers = Trackers(run.track, self.folder.path)
+        if self.ranks.first:
+            if not self.folder.has_run():
+                text = yaml.safe_dump(self.c.to_dict(), sort_keys=False)
+                write_text(self.folder.path / "config.yaml", text)
+            write_json(self.folder.path / "environment.json", environment)
+        self.trackers = Trackers(run.track if self.ranks.first else [], self.folder.path)
         progress = Progress(**latest[1]) if latest else Progress()
-        self.folder.metrics.touch()
-        self.folder.truncate_metrics(progress.metrics_bytes)
+        if self.ranks.first:
+            self.folder.sweep()
+            self.folder.metrics.touch()
+            self.folder.truncate_metrics(progress.metrics_bytes)
         if latest:
             self.view.say(f"resuming {self.folder.path} at stage {progress.stage}, step {progress.step}")
         self.view.say(f"run folder: {self.folder.path}")
@@ -225,7 +230,7 @@ class Run:
         if checkpoint is not None:
             self.shelf = load_shelf(self, checkpoint)
         if not progress.evaluations:
-            self.evaluate(policy, engine, progress, "start", self.data.test)
+            self.evaluate(policy, engine, progress, "start", self.shown)
         while progress.stage < len(self.c.stages):
             stage = self.c.stages[progress.stage]
             restarts = stage.method.start == "base" and progress.step == 0 and progress.stage > 0
@@ -245,6 +250,11 @@ class Run:
                 engine = LocalEngine.for_policy(ended)
             policy = ended
         return True
+
+    @property
+    def shown(self) -> Sequence[Problem]:
+        """The problems of the evaluations at the start and after each stage."""
+        return self.data.test if self.c.run.eval_split == "test" else self.data.validation
 
     @cached_property
     def known(self) -> Mapping[str, Problem]:
@@ -272,7 +282,7 @@ class Run:
             sampling=Sampling(max_tokens=limit),
             seed=self.c.run.seed + 1_000_003,
         )
-        where = {"at": at, "stage": progress.stage, "step": progress.step}
+        where = {"at": at, "stage": progress.stage, "step": progress.step, "flops": progress.flops}
         record = {**where, **result.to_dict()}
         progress.evaluations.append({**where, **record["summary"]})
         place = f"{progress.stage}-{at.replace(' ', '-')}-{progress.step:06d}.json"
@@ -286,6 +296,8 @@ class Run:
             "method": self.c.entry.name,
             "final": progress.stage == len(self.c.stages),
             "seconds": progress.seconds,
+            "flops": progress.flops,
+            "work": progress.work,
             "evaluations": progress.evaluations,
             "harvests": progress.harvests,
             "kept": progress.kept,

@@ -13,7 +13,8 @@ import torch
 
 from interlace.config import Stage
 from interlace.methods._method import Method
-from interlace.policies import Critic, TextPolicy
+from interlace.policies import Critic, TextPolicy, meter
+from interlace.policies.meter import Work
 from interlace.rollout import LocalEngine
 from interlace.rules.bench import Harvested
 from interlace.training.bench import TrainingBench, plain_rows, rows_of, stateful
@@ -101,6 +102,7 @@ def train_stage(
     work.samples = lambda rows: run.write_samples(stage, progress.step, rows)
     # A signal reaches the ranks one after the other; they must stop at the same step.
     work.stopping = lambda: any(run.ranks.gather(run.stop_asked))
+
     def renew_reference() -> None:
         if "reference" in policies:
             policies["reference"] = policy.reference = keep_reference(run, policy, progress)
@@ -113,7 +115,9 @@ def train_stage(
         work.notes = {f"harvest/{name}": number for name, number in made.notes.items()}
     for name, feed in work.feeds.items():
         feed.drawn = progress.drawn.get(name, 0)
-    run.view.start(stage.name, s.steps or 0, progress.step, s.optimizer_steps_per_step == 1)
+    if run.c.run.budget is not None and progress.allowance is None:
+        progress.allowance = allowance(run, stage, progress)
+    run.view.start(stage.name, s.steps, progress.step, s.optimizer_steps_per_step == 1)
     try:
         complete = run_stage(work)
     finally:
@@ -128,16 +132,25 @@ def train_stage(
             run.view.say(f"{stage.name}: keeping the weights of step {progress.kept[stage.name]}, the best")
             policy = policies["policy"] = run.load(str(best))
             engine = LocalEngine.for_policy(policy)
-    run.evaluate(policy, engine, progress, f"after {stage.name}", run.data.test)
+    run.evaluate(policy, engine, progress, f"after {stage.name}", run.shown)
     policy.reference = None
+    taken = progress.step
     next_stage(progress)
-    save_checkpoint(run, stage, progress, policies, optimizers, ended_after=s.steps or 0)
+    save_checkpoint(run, stage, progress, policies, optimizers, ended_after=taken)
     return policy
+
+
+def allowance(run: Run, stage: Stage, progress: Progress) -> float:
+    """The stage's part of what is left of the run's budget, by the shares of the stages to come."""
+    shares = [s.settings.share for s in run.c.stages[run.c.stages.index(stage) :]]
+    left = (run.c.run.budget or 0.0) - run.c.run.charged - progress.flops
+    return max(left, 0.0) * shares[0] / sum(shares)
 
 
 def next_stage(progress: Progress) -> None:
     """Forget what belongs to the stage that ends."""
     progress.stage, progress.step, progress.updates = progress.stage + 1, 0, 0
+    progress.before, progress.allowance = progress.flops, None
     progress.drawn, progress.watch, progress.state, progress.best = {}, {}, {}, {}
 
 
@@ -185,10 +198,6 @@ def save_checkpoint(
     ended_after: int | None = None,
 ) -> None:
     """Weights, optimizers, the memory of rules and the shelf; `ended_after` steps if the stage is over."""
-    if not run.ranks.first:
-        return
-    metrics = run.folder.metrics
-    progress.metrics_bytes = metrics.stat().st_size if metrics.exists() else 0
 
     def write(target: Path) -> None:
         for name, policy in policies.items():
@@ -204,8 +213,12 @@ def save_checkpoint(
     step = progress.step if ended_after is None else ended_after
     end = "" if ended_after is None else "-end"
     name = f"{run.c.stages.index(stage)}-{stage.name}-{step:06d}{end}"
-    run.folder.save(name, write, asdict(progress), run.c.run.keep_checkpoints)
-    write_json(run.folder.path / "result.json", run.result(progress))
+    if run.ranks.first:
+        metrics = run.folder.metrics
+        progress.metrics_bytes = metrics.stat().st_size if metrics.exists() else 0
+        run.folder.save(name, write, asdict(progress), run.c.run.keep_checkpoints)
+        write_json(run.folder.path / "result.json", run.result(progress))
+    run.ranks.barrier()
 
 
 def parts_of(method: Method) -> list[Method]:
@@ -278,21 +291,27 @@ def harvest(
         made = Harvested(**{**plain, "rows": rows_of(plain["rows"], run.known)})
     else:
         run.view.say(f"{stage.name}: making its data")
-        began = time.perf_counter()
+        began, clock = time.perf_counter(), meter.done()
         policies = {"policy": policy, **({"base": start} if stage.method.start == "base" else {})}
         work = workbench(run, stage, policies, engine, progress)
         made = stage.method.harvest(TrainingBench(work))
-        made = replace(made, notes={"rows": len(made.rows), **made.notes, "tokens": work.rollouts.generated})
+        cost = sum(run.ranks.gather(meter.done() - clock), Work())
+        counts = {"rows": len(made.rows), **made.notes, "tokens": work.rollouts.generated}
+        made = replace(made, notes={**counts, **{f"work_{name}": n for name, n in vars(cost).items()}})
         progress.seconds += time.perf_counter() - began
         if run.ranks.first:
             keep_harvest(run, path, made)
         run.ranks.barrier()
     if all(record["stage"] != stage.name for record in progress.harvests):
         prompts = None if made.prompts is None else len(made.prompts)
+        spent = {f: made.notes.get(f"work_{f}", 0) for f in vars(Work())}
+        progress.add_work(Work(**spent))  # type: ignore[arg-type]
+        progress.before = progress.flops
         progress.harvests.append(
             {"stage": stage.name, **made.notes, "prompts_sampled": prompts, "skip": made.skip}
         )
-    counts = ", ".join(f"{name} {number:g}" for name, number in made.notes.items())
+    told = {name: number for name, number in made.notes.items() if not name.startswith("work_")}
+    counts = ", ".join(f"{name} {number:g}" for name, number in told.items())
     run.view.say(f"{stage.name}: {counts}")
     return made
 

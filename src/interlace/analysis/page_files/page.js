@@ -25,18 +25,19 @@ function el(tag, attributes, ...children) {
 
 function number(x, digits = 3) {
   if (x === null || x === undefined) return "–";
-  if (x === 0) return "0";
   const size = Math.abs(x);
+  if (size < 1e-15) return "0";
   const text = size >= 1e5 || size < 1e-4 ? x.toExponential(digits - 1) : String(Number(x.toPrecision(digits)));
   return text.replace(/-/g, "−").replace("e+", "e");
 }
-const signed = (x, digits) => (x > 0 ? "+" : "") + number(x, digits);
+const signed = (x, digits) => (x > 1e-15 ? "+" : "") + number(x, digits);
 const percent = (x) => `${Math.round(100 * x)}%`;
 
-// Whitespace and control characters become visible; nothing else of a token is changed.
+// Whitespace, control and direction characters become visible; nothing else of a token is changed.
 function visible(text) {
   return text.replace(/\r/g, "␍").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "\u00b7")
-    .replace(/[\u0000-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0))) || "∅";
+    .replace(/[\u0000-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
+    .replace(/[\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, (c) => `⟨${c.charCodeAt(0).toString(16)}⟩`) || "∅";
 }
 
 const shown = data.lanes.filter((lane) => !lane.problem);
@@ -112,6 +113,7 @@ function drawRows() {
   const lanes = lanesInOrder();
   const place = $("rows");
   place.className = view.layout;
+  if (lanes.length) measure(place, lanes);
   place.replaceChildren(...sections().map((rows) => section(rows, lanes)));
   if (!lanes.length) place.replaceChildren(el("p", { class: "hint" }, "Every method is hidden; click one in the table above."));
 }
@@ -124,7 +126,7 @@ function section(rows, lanes) {
     grouped && el("header", {},
       first.prompt !== null && same ? el("span", { class: "prompt" }, first.prompt.trim() || "∅") : null,
       el("span", { class: "sub" }, groupFacts(rows))) || null,
-    rows.map((r) => rowCard(r, lanes, same)));
+    el("div", { class: "cards" }, rows.map((r) => rowCard(r, lanes, same))));
 }
 
 function groupFacts(rows) {
@@ -139,11 +141,21 @@ function groupFacts(rows) {
   return parts.join(" · ");
 }
 
+// Short rows stand beside each other, as wide as the longest of them needs; a long row has its line to itself.
+const SHORT = 640;
+const tokensWidth = (r, lanes) => data.rows[r].source.reduce((w, _, i) => w + Math.max(15, 8.5 * tokenText(r, i, lanes[0]).length + 6) + 2.2, 8);
+function measure(place, lanes) {
+  const who = Math.min(190, 56 + 7 * Math.max(0, ...lanes.map((lane) => lane.name.length)));
+  const widths = data.rows.map((_, r) => tokensWidth(r, lanes)).filter((w) => w <= SHORT);
+  place.style.setProperty("--who", `${who}px`);
+  place.style.setProperty("--card-width", `${Math.max(300, ...widths) + who + 44}px`);
+}
+
 function rowCard(r, lanes, promptShown) {
   const row = data.rows[r];
   const facts = [row.reward === null ? null : `reward ${number(row.reward)}`, row.verdict, row.finish === "length" ? "cut off at the limit" : row.finish,
     `${row.source.length} token${row.source.length === 1 ? "" : "s"}`].filter((x) => x !== null);
-  return el("article", { class: "row has-stack", id: `row-${r}` },
+  return el("article", { class: `row${tokensWidth(r, lanes) > SHORT ? " wide" : ""}` },
     el("header", {},
       el("span", { class: "num" }, `row ${r}`),
       row.kind.split("+").map((kind) => el("span", { class: `tag ${isSft(kind) ? "sft" : "rl"}` }, kind)),
@@ -177,7 +189,7 @@ function stacked(r, lanes) {
     el("div", { class: "names" }, lanes.map((lane) => el("span", { title: lane.name }, lane.name))),
     el("div", {}, n ? data.rows[r].source.map((source, i) =>
       el("span", { class: `column${view.off.has(source) ? " off-source" : ""}` },
-        el("span", {}, tokenText(r, i, null)),
+        el("span", { class: "head" }, tokenText(r, i, null)),
         lanes.map((lane) => chip("cell", r, i, lane)))) : el("span", { class: "empty" }, "(empty)")));
 }
 
@@ -203,7 +215,7 @@ function methodLine(lane) {
   const all = lane.rows.reduce((s, row) => s + row.c.length, 0);
   const trained = all - silent.reduce((s, [, n]) => s + n, 0);
   return el("tr", { class: off ? "off" : "" }, about,
-    el("td", { class: "num" }, number(lane.loss, 4)),
+    el("td", { class: "num loss" }, number(lane.loss, 4)),
     el("td", { class: "formulas" }, lane.terms.map((term) => el("div", { class: "term" },
       el("code", {}, term.formula || term.name),
       el("small", {}, `${term.name}: ${number(term.coefficient)} × Σ over ${term.sources.join(", ")} / ${number(term.n)} (${term.denominator})`)))),
@@ -265,10 +277,10 @@ function tipContent(r, i, lane) {
   return [
     el("h3", {}, row.text ? visible(row.text[i]) : `token ${i}`),
     el("div", { class: "meta" }, `${row.source[i]} · token ${i} of row ${r}${row.span[i] ? ` · in ${row.span[i]}` : ""}`),
-    el("dl", { class: "facts" }, fact("log p", number(logp)), fact("p", number(Math.exp(logp))), some("ratio", "ratio"), some("entropy", "entropy"), delta),
+    el("dl", { class: "facts" }, fact("log p", number(logp)), fact("p", number(Math.exp(logp), 4)), some("ratio", "ratio"), some("entropy", "entropy"), delta),
     el("div", { class: "big" }, el("b", {}, signed(at.c[i])), el("span", {}, lane.name)),
     ...at.parts[i].map(([k, c, a, n, w]) => el("div", { class: "eq" }, el("b", {}, lane.terms[k].name), ` ${signed(c)} = ${number(lane.terms[k].coefficient)} / ${number(n)}`,
-      w === null ? "" : ` × w ${number(w)}`, ` × A ${signed(a)}`)),
+      w === null ? (c ? ", its KL alone (A = 0)" : ` × A ${signed(a)}`) : ` × w ${number(w)} × A ${signed(a)}`)),
     reason ? el("p", { class: "why" }, el("b", {}, `silent, ${reason}: `), data.silent[reason], lane.details[at.detail[i]] ? ` (${lane.details[at.detail[i]]})` : "", ".") : null,
     shown.length > 1 ? el("div", { class: "all" }, lanesInOrder().flatMap((other) => besides(other, r, i, other === lane))) : null,
   ].filter(Boolean);
@@ -358,7 +370,7 @@ function start() {
   drawRows();
   const token = /^(\d+)\.(\d+)$/.exec(asked.get("token") || "");
   const node = token && [...document.querySelectorAll(".t, .cell")].find((x) => x.at.r === Number(token[1]) && x.at.i === Number(token[2]));
-  if (node) { node.scrollIntoView({ block: "center" }); showTip(node, true); }
+  if (node) { node.scrollIntoView({ block: "nearest" }); showTip(node, true); }
 }
 
 const token = (event) => { const node = event.target.closest && event.target.closest("#rows .t, #rows .cell"); return node && node.at ? node : null; };
