@@ -72,6 +72,11 @@ def test_numbers_nothing_uses_may_be_anything(method: Method) -> None:
 
 
 @every_method
+def test_arrays_that_are_read_are_named_in_needs(method: Method) -> None:
+    laws.declared_needs(method)
+
+
+@every_method
 @pytest.mark.parametrize("what", laws.DEGENERATE)
 def test_degenerate_steps_are_defined(method: Method, what: str) -> None:
     laws.degenerate_step(method, what)

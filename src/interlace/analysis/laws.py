@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from interlace.analysis.toy import ToyPolicy, batch_of, trajectories
 from interlace.methods import Entry, Method, get
 from interlace.parts.segments import position_in_row
-from interlace.parts.terms import TermReport, View
+from interlace.parts.terms import MissingStatistic, TermReport, View
 from interlace.training.distributed import Ranks
 from interlace.training.objective import PreparedTerm, assign, evaluate, prepare, total
 from interlace.training.step import accumulate
@@ -135,11 +135,30 @@ def unused_numbers(method: Method) -> None:
     unscorable = (batch.verdict == -1)[batch.row]
     arrays = {k: torch.where(unscorable, torch.nan, v) for k, v in batch.arrays.items()}
     a, _ = gradient(method, batch, EVERYTHING)
-    b, _ = gradient(method, replace(batch, arrays=arrays), EVERYTHING)
+    try:
+        b, _ = gradient(method, replace(batch, arrays=arrays), EVERYTHING)
+    except MissingStatistic:  # a NaN has spread into what a term reads
+        b = torch.full_like(a, torch.nan)
     require(
         difference(a, b) == 0,
         "numbers of unscorable rows reach the gradient; statistics go over `has_reward(batch)` or the tokens "
         "of active rows (`batch.active`)",
+    )
+
+
+def declared_needs(method: Method) -> None:
+    """Every array that the method reads is named in its `needs`, so that training annotates it."""
+    batch = replace(batch_of(trajectories(8)), on_policy=True)
+    named = {k: v for k, v in batch.arrays.items() if k in method.needs}
+    whole, _ = gradient(method, batch, EVERYTHING)
+    try:
+        only_named, _ = gradient(method, replace(batch, arrays=named), EVERYTHING)
+    except (MissingStatistic, KeyError, ValueError) as error:
+        raise LawBroken(f"an array is read that `needs` does not name: {error}") from None
+    require(
+        difference(whole, only_named) == 0,
+        f"the gradient changes with arrays that `needs` does not name ({', '.join(sorted(batch.arrays))}); in "
+        f"training those are not annotated",
     )
 
 
@@ -324,6 +343,7 @@ LAWS: Mapping[str, Callable[[Method], None]] = {
     "split invariance": split_invariance,
     "ratio 1 in the first step": first_step_ratio,
     "unused numbers": unused_numbers,
+    "declared needs": declared_needs,
     "degenerate steps": degenerate_steps,
     "leaf gradient": leaf_gradient,
     "detached inputs": detached_inputs,

@@ -151,8 +151,10 @@ def legend(compared: SideBySide, largest: float) -> Text:
     text.append(" more likely ", style(1.0, 1.0))
     text.append(" ")
     text.append(" less likely ", style(-1.0, 1.0))
-    text.append(f"  full colour is |coefficient| {largest:.4g}, square-root scale; silent:")
-    for reason in dict.fromkeys(reason for lane in compared.lanes for reason in lane.silent):
+    text.append(f"  full colour is |coefficient| {largest:.4g}, square-root scale")
+    reasons = list(dict.fromkeys(reason for lane in compared.lanes for reason in lane.silent))
+    text.append("; silent:" if reasons else "")
+    for reason in reasons:
         text.append("  ")
         text.append(reason, _silent(reason))
         text.append(f" {MARKS[reason]}")

@@ -113,7 +113,7 @@ def measure(
 
 
 def variants(task: Task, n: int) -> dict[str, list[Problem]]:
-    """Problems of each out-of-distribution variant: other rules, other sizes, another wording of open text."""
+    """Problems of each out-of-distribution variant: other rules, other sizes, open text reworded."""
     if not n:
         return {}
     found = {split: take(task, split, n, PROBLEM_SEED) for split in task.splits if split not in USUAL_SPLITS}
@@ -139,10 +139,11 @@ def kept_tasks(task: Task, suite: Suite) -> dict[str, list[Problem]]:
     if suite.retention != "auto":
         names = [name for name in suite.retention.split(",") if name]
     else:
-        names = [
-            _spec(name, task) for name, kind in BUILT_IN.items() if name != task.name and _fits(kind, task)
-        ]
-        names += [TEXT] if task.alphabet is None else []
+        others = [name for name in BUILT_IN if name != task.name]
+        if task.alphabet is None:
+            names = [*(f"{name}:style=text" for name in others), TEXT]
+        else:
+            names = [name for name in others if set(load_task(name).alphabet or "\0") <= set(task.alphabet)]
     found = {}
     for name in names:
         problems = passages() if name == TEXT else take(load_task(name), "test", n, PROBLEM_SEED)

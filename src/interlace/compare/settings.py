@@ -32,6 +32,9 @@ ALWAYS = "sft_then_rl"
 OWN_KEYS = ("seed", "out", "init_from", "budget", "charged", "eval_split", "eval_every", "steps", "share")
 """What a comparison sets itself in every run."""
 
+FIRST_TUNING_SEED = 1000
+"""Seeds of the search; not among those of the table, however many are added to it later."""
+
 PRESETS = ("laptop", "demo")
 
 
@@ -80,6 +83,8 @@ class Settings(BaseModel):
             return tuple(range(n))
         if len(set(map(int, items))) < len(items):
             raise ValueError("a seed is given twice")
+        if max(map(int, items), default=FIRST_TUNING_SEED) >= FIRST_TUNING_SEED:
+            raise ValueError(f"accepted are seeds below {FIRST_TUNING_SEED}; those above choose settings")
         return items
 
     @field_validator("budget", mode="before")
@@ -198,8 +203,7 @@ class Comparison:
 
     @property
     def tuning_seeds(self) -> tuple[int, ...]:
-        first = max(self.settings.seeds) + 1
-        return tuple(range(first, first + self.settings.search_seeds))
+        return tuple(range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.settings.search_seeds))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, for the comparison folder and the report."""

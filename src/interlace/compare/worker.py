@@ -336,7 +336,7 @@ def _environment() -> dict[str, Any]:
 
     import torch
 
-    from interlace.training.run import PACKAGES, versions
+    from interlace.training.run import versions
 
     accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -344,7 +344,7 @@ def _environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "accelerator": accelerator,
-        "versions": versions(PACKAGES),
+        "versions": versions(),
     }
 
 

@@ -45,7 +45,11 @@ def annotated(batch: Batch, name: str, index: Tensor) -> Tensor:
         row = int(batch.row[index[absent][0]])
         raise MissingStatistic(
             f"row {int(batch.row_id[row])}: '{name}' is needed on every token that this term covers; "
-            f"accepted is a list of finite numbers as long as 'logp'"
+            + (
+                "accepted is a list of finite numbers as long as 'logp'"
+                if batch.slots is None
+                else f"the method's `needs` must name '{name}', so that training annotates it"
+            )
         )
     return values
 

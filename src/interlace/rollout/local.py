@@ -316,9 +316,8 @@ def _shared_prompts(rows: Sequence[_Row]) -> tuple[list[list[int]], list[int]]:
 def _weights_signature(model: nn.Module) -> tuple[Any, ...]:
     """Changes when a parameter is written or replaced, or an adapter is switched."""
     weights = [(p.data_ptr(), -1 if p.is_inference() else p._version) for p in model.parameters()]
-    adapters = [
-        (tuple(m.active_adapters), m.disable_adapters) for m in model.modules() if hasattr(m, "lora_A")
-    ]
+    adapted: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A")]
+    adapters = [(tuple(m.active_adapters), m.disable_adapters) for m in adapted]
     return (*weights, *adapters)
 
 

@@ -60,9 +60,10 @@ class View:
     _progress: Progress | None = None
     _said: float = 0.0
 
-    def start(self, stage: str, steps: int | None, done: int, on_policy: bool) -> None:
+    def start(self, stage: str, steps: int | None, done: int, on_policy: bool | None) -> None:
         """Show a stage from its step `done` on; `steps` is `None` where its budget ends it."""
-        self._title = f"{stage} · {'on-policy' if on_policy else 'off-policy after update 1'}"
+        says = {None: "", True: " · on-policy", False: " · off-policy after update 1"}
+        self._title = stage + says[on_policy]
         self._steps, self._began, self._first = steps, time.monotonic(), done
         if self.console.is_terminal:
             self._progress = Progress(

@@ -194,13 +194,9 @@ class Run:
         path = self.folder.path / "environment.json"
         if path.exists():
             return json.loads(path.read_text(encoding="utf-8"))
-        versions = {}
-        for package in PACKAGES:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[package] = importlib.metadata.version(package)
         return {
             "python": platform.python_version(),
-            "versions": versions,
+            "versions": versions(),
             "threads": self.c.run.threads or probe_threads(),
             "ranks": self.ranks.size,
         }
@@ -320,6 +316,15 @@ class Run:
             for row in rows[:32]
         ]
         write_text(self.folder.path / "samples" / f"{stage.name}-{step:06d}.jsonl", "\n".join(lines) + "\n")
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Versions of those of the packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def probe_threads() -> int:

@@ -117,7 +117,8 @@ def train_stage(
         feed.drawn = progress.drawn.get(name, 0)
     if run.c.run.budget is not None and progress.allowance is None:
         progress.allowance = allowance(run, stage, progress)
-    run.view.start(stage.name, s.steps, progress.step, s.optimizer_steps_per_step == 1)
+    on_policy = s.optimizer_steps_per_step == 1 if stage.samples else None
+    run.view.start(stage.name, s.steps, progress.step, on_policy)
     try:
         complete = run_stage(work)
     finally:
