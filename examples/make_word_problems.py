@@ -81,7 +81,7 @@ def weeks(r: random.Random) -> Made:
     name, thing = r.choice(NAMES), r.choice(THINGS)
     daily, n, lost = r.randint(2, 9), r.randint(2, 5), r.randint(1, 10)
     total = daily * 7 * n
-    q = f"{name} collects {daily} {thing} every day for {n} weeks and then loses {lost}. How many {thing} are left?"
+    q = f"{name} finds {daily} {thing} a day for {n} weeks and then loses {lost}. How many {thing} are left?"
     return (
         q,
         f"{n} * 7 = {7 * n}. {7 * n} * {daily} = {total}. {total} - {lost} = {total - lost}.",

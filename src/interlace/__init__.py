@@ -20,6 +20,6 @@ def __getattr__(name: str):  # heavy rooms load on first use
     }
     if name in rooms:
         return getattr(importlib.import_module(rooms[name]), name)
-    if name == "methods":
-        return importlib.import_module("interlace.methods")
+    if name in ("methods", "compare"):
+        return importlib.import_module(f"interlace.{name}")
     raise AttributeError(f"module 'interlace' has no attribute '{name}'")

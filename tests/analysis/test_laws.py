@@ -85,7 +85,7 @@ def test_an_array_that_is_read_must_be_named_in_needs() -> None:
         values = batch.arrays.get("values", torch.zeros(batch.n_decisions).double())
         return batch.with_arrays(advantage=1 - values)
 
-    with pytest.raises(LawBroken, match="`needs` does not name: .*'ref_logp'"):
+    with pytest.raises(LawBroken, match=r"`needs` does not name: .*'ref_logp'"):
         laws.declared_needs(method(kl))
     laws.declared_needs(method(kl, needs=frozenset({"ref_logp"})))
     # where an absent array has a default, nothing raises, and training would still differ from explain

@@ -308,3 +308,48 @@ def test_methods_of_every_family_are_explained_without_a_traceback(run):
                 name,
                 err,
             )
+
+
+def test_several_methods_stand_under_each_other(run):
+    status, out, err = run(
+        "explain", "grpo", "chord", "std=false", "chord.mu=0.5", "--input", "-", input=text()
+    )
+    assert (status, err) == (0, "")
+    assert "SFT : RL" in out and "chord std=false mu=0.5" in out
+    assert "(mask: no term reads demo tokens)" in out  # GRPO on the demonstration
+
+
+def test_a_page_is_written_for_one_or_several_methods(run, tmp_path):
+    page = tmp_path / "page.html"
+    status, out, err = run("explain", "sft", "pear", "--input", "-", "--html", str(page), input=text())
+    assert (status, out, err) == (0, "", f"written: {page}\n")
+    written = page.read_text(encoding="utf-8")
+    assert written.startswith("<!doctype html>") and "behaviour_logp" in written
+    status, out, _ = run("explain", "grpo", "--input", "-", "--json", "--html", str(page), input=text())
+    assert status == 0 and json.loads(out)["terms"] and "pear" not in page.read_text(encoding="utf-8")
+    status, _, err = run("explain", "sft", "--input", "-", "--html", f"{tmp_path}/no/page.html", input=text())
+    assert status == 2 and "No such file or directory" in err
+
+
+def test_the_sampled_batch_has_its_texts_and_origin_in_the_page(run, tmp_path):
+    page = tmp_path / "page.html"
+    words = ["explain", "sft", "relift.stage=sft", "relift", "task=countdown:numbers=2", "prompts_per_step=1"]
+    status, _, err = run(*words, "group_size=2", "max_new_tokens=8", "--html", str(page))
+    assert status == 0, err
+    written = page.read_text(encoding="utf-8")
+    assert '"task":"countdown:numbers=2","model":"scratch:nano"' in written
+    assert '"name":"relift stage=sft"' in written
+
+
+def test_formulas_are_printed_with_their_parameters(run):
+    status, out, err = run("explain", "chord", "grpo", "--formula", "chord.mu=0.4", "clip_high=0.28")
+    assert (status, err) == (0, "")
+    assert "mu = 0.4;" in out and out.count("clip(rho, 0.8, 1.28)") == 2
+    assert "-sg[p(1-p)]*logp" in out
+    status, out, _ = run("explain", "relift", "stage=sft", "--formula")
+    assert status == 0 and "\nstage sft\n" in out and "\nstage rl\n" not in out
+
+
+def test_square_brackets_of_formulas_survive_the_catalogue(run):
+    status, out, _ = run("methods", "dft")
+    assert status == 0 and "-sg[w]*logp" in out

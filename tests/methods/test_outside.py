@@ -16,14 +16,18 @@ CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 ROWS = [{"logp": [-1.0, -0.5], "source": "demo"}]
 
 
+def example(name: str) -> str:
+    """The code block of CONTRIBUTING.md that registers this method, as a reader would paste it."""
+    blocks = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL)
+    found = [block for block in blocks if f'@register("{name}"' in block]
+    assert len(found) == 1
+    return found[0]
+
+
 @pytest.fixture
 def damped(tmp_path: Path) -> Path:
-    """The example of CONTRIBUTING.md as a file, as a reader would paste it."""
-    blocks = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL)
-    example = [block for block in blocks if '@register("damped"' in block]
-    assert len(example) == 1
     file = tmp_path / "my_idea.py"
-    file.write_text(example[0], encoding="utf-8")
+    file.write_text(example("damped"), encoding="utf-8")
     return file
 
 
@@ -38,9 +42,13 @@ def points(**found: str):
     return entry_points
 
 
-def test_the_example_of_the_contributing_guide_keeps_every_law(damped: Path) -> None:
-    results = interlace.check(f"{damped}:damped", power=2)
-    assert {r.law for r in results if not r.kept} == set()
+@pytest.mark.parametrize(("name", "settings"), [("damped", {"power": 2}), ("anchored", {"div_coef": 0.3})])
+def test_the_examples_of_the_contributing_guide_keep_every_law(
+    tmp_path: Path, name: str, settings: dict
+) -> None:
+    (tmp_path / "mine.py").write_text(example(name), encoding="utf-8")
+    results = interlace.check(f"{tmp_path}/mine.py:{name}", **settings)
+    assert {r.law: r.broken for r in results if not r.kept} == {}
 
 
 def test_the_example_gives_the_numbers_that_its_formula_says(damped: Path) -> None:
@@ -52,6 +60,19 @@ def test_the_example_gives_the_numbers_that_its_formula_says(damped: Path) -> No
     )
     assert interlace.explain(spec, ROWS, power=0) == interlace.explain("sft", ROWS)
     assert "-sg[p^0.5]*logp" in interlace.formula(spec)
+
+
+def test_a_reference_kl_with_its_own_denominator_is_the_one_inside_the_term(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(example("anchored"), encoding="utf-8")
+    rows = [
+        {"logp": [-1.0, -0.5], "ref_logp": [-0.7, -0.9], "source": "rollout", "reward": 1.0, "group": 0},
+        {"logp": [-0.3], "ref_logp": [-0.2], "source": "rollout", "reward": 0.0, "group": 0},
+    ]
+    found = interlace.explain(f"{tmp_path}/mine.py:anchored", rows, div_coef=0.3)
+    # both terms are token means of the same tokens, so it is GRPO with the KL inside
+    expected = interlace.explain("grpo", rows, kl=0.3, denominator="tokens")
+    for a, b in zip(found["rows"], expected["rows"], strict=True):
+        assert a["coefficient"] == pytest.approx(b["coefficient"], abs=1e-15)
 
 
 def test_a_file_does_not_replace_a_built_in_method(damped: Path) -> None:

@@ -304,8 +304,10 @@ def test_sampling_leaves_the_model_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_weights_that_are_not_finite_raise_and_leave_no_trace(name: str) -> None:
     model = tiny_model(name)
-    engine = LocalEngine(model)
-    requests = [request(p, [i], temperature=0) for i, p in enumerate(PROMPTS)]
+    engine = LocalEngine(model, max_rows=3)
+    # The long prompt enters beside two short ones that are still going on, and reaches further back.
+    requests = [request(PROMPTS[1], [i], temperature=0, max_tokens=n) for i, n in enumerate((2, 20, 20))]
+    requests.append(request(PROMPTS[2], [3], temperature=0, max_tokens=4))
     expected = engine.generate(requests, seed=0, step=0)
     embedding = model.get_input_embeddings().weight
     good = embedding.detach().clone()
@@ -317,7 +319,7 @@ def test_weights_that_are_not_finite_raise_and_leave_no_trace(name: str) -> None
     assert model.training
     with torch.no_grad():
         embedding.copy_(good)
-    # The broken run wrote what is not a number all over the cache, also before shorter prompts.
+    # The broken run wrote what is not a number into the columns before the short prompts.
     assert engine.generate(requests, seed=0, step=0) == expected
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.training.toy import ToyPolicy, batch_of, trajectories
 
 from interlace.rules.samplers import DynamicSampling
 from interlace.training.collect import Feed, Rollouts, annotate, collect, pack
@@ -20,6 +19,7 @@ from interlace.types import (
     Trajectory,
     Verdict,
 )
+from tests.training.toy import ToyPolicy, batch_of, trajectories
 
 EOS = 9
 
@@ -64,7 +64,7 @@ def rollouts() -> Rollouts:
 
 
 def test_supervised_targets_are_the_completion_and_eos() -> None:
-    """Reports C1, C2: prompt [1,2,3], completion [4,5,EOS]; decisions are exactly 4, 5, EOS, read one slot earlier."""
+    """Reports C1, C2: prompt [1,2,3], completion [4,5,EOS]: decisions are 4, 5, EOS, one slot earlier."""
     row = rollouts().demonstration(Problem("p", "123", demonstration="45"), 0, "g")
     batch = pack([row])
     s = batch.slots
@@ -77,7 +77,12 @@ def test_supervised_targets_are_the_completion_and_eos() -> None:
 def test_rollouts_and_demonstrations_are_shifted_alike() -> None:
     demo = Trajectory(0, [1, 4, EOS], [Source.PROMPT, Source.DEMO, Source.DEMO], "g", Problem("p", ""))
     roll = Trajectory(
-        1, [1, 4, EOS], [Source.PROMPT, Source.ROLLOUT, Source.ROLLOUT], "g", Problem("p", ""), sampling=Sampling()
+        1,
+        [1, 4, EOS],
+        [Source.PROMPT, Source.ROLLOUT, Source.ROLLOUT],
+        "g",
+        Problem("p", ""),
+        sampling=Sampling(),
     )
     batch = pack([demo, roll])
     for array in (batch.slots.target, batch.slots.input[batch.slots.slot]):
@@ -120,7 +125,10 @@ def test_subset_keeps_slots_and_targets_of_the_rows() -> None:
     index = whole.decisions_of(rows)
     assert part.slots.target.tolist() == whole.slots.target[index].tolist()
     assert part.slots.input[part.slots.slot].tolist() == whole.slots.input[whole.slots.slot[index]].tolist()
-    assert part.slots.position[part.slots.slot].tolist() == whole.slots.position[whole.slots.slot[index]].tolist()
+    assert (
+        part.slots.position[part.slots.slot].tolist()
+        == whole.slots.position[whole.slots.slot[index]].tolist()
+    )
     assert part.arrays["ref_logp"].tolist() == whole.arrays["ref_logp"][index].tolist()
 
 
@@ -169,13 +177,17 @@ def test_annotations_are_the_policies_statistics(budget: int) -> None:
     direct = policies["policy"].score(batch, ("logp", "entropy"), grad=False)
     torch.testing.assert_close(found.arrays["old_logp"], direct["logp"])
     torch.testing.assert_close(found.arrays["entropy"], direct["entropy"])
-    torch.testing.assert_close(found.arrays["ref_logp"], policies["reference"].score(batch, grad=False)["logp"])
+    torch.testing.assert_close(
+        found.arrays["ref_logp"], policies["reference"].score(batch, grad=False)["logp"]
+    )
     assert not any(v.requires_grad for v in found.arrays.values())
 
 
 def test_annotating_some_rows_leaves_the_others() -> None:
     batch = pack(trajectories(2))
-    found = annotate(batch, ["old_logp"], {"policy": ToyPolicy()}, micro_batch_tokens=50, rows=torch.tensor([1, 2]))
+    found = annotate(
+        batch, ["old_logp"], {"policy": ToyPolicy()}, micro_batch_tokens=50, rows=torch.tensor([1, 2])
+    )
     filled = torch.zeros(batch.n_decisions, dtype=torch.bool)
     filled[batch.decisions_of(torch.tensor([1, 2]))] = True
     assert torch.equal(~found.arrays["old_logp"].isnan(), filled)

@@ -31,7 +31,9 @@ class Parity:
 def collected(request):
     task = load_task("countdown")
     policy = load_policy(
-        f"scratch:nano,arch={request.param},hidden=16,layers=2,heads=2", precision="fp64", alphabet=task.alphabet
+        f"scratch:nano,arch={request.param},hidden=16,layers=2,heads=2",
+        precision="fp64",
+        alphabet=task.alphabet,
     )
     renderer = Renderer(policy.tokenizer, policy.eos_ids)
     rollouts = Rollouts(LocalEngine.for_policy(policy), renderer, Parity(), Sampling(max_tokens=12), seed=1)
@@ -53,7 +55,9 @@ def gradient(policy, rows, name, budget, **settings):
     for p in parameters:
         p.grad = None
     accumulate(prepared, policies, micro_batch_tokens=budget, ranks=Ranks())
-    return torch.cat([torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in parameters])
+    return torch.cat(
+        [torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in parameters]
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,9 @@ def test_gradient_of_a_real_model_does_not_depend_on_the_split(collected, name, 
     whole = gradient(policy, rows, name, 10**6, **settings)
     assert whole.abs().max() > 0
     for budget in (90, 40, 1):
-        torch.testing.assert_close(gradient(policy, rows, name, budget, **settings), whole, rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            gradient(policy, rows, name, budget, **settings), whole, rtol=0, atol=1e-10
+        )
     shuffled = random.Random(0).sample(rows, len(rows))
     torch.testing.assert_close(gradient(policy, shuffled, name, 60, **settings), whole, rtol=0, atol=1e-10)
 

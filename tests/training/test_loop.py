@@ -1,9 +1,9 @@
 import pytest
 import torch
-from tests.training.toy import batch_of, trajectories
 
 from interlace.config import StageSettings
 from interlace.training.loop import learning_rate, optimizer_batches
+from tests.training.toy import batch_of, trajectories
 
 
 def test_learning_rate_warms_up_and_decays_to_zero_at_the_last_step() -> None:

@@ -90,6 +90,7 @@ def _lane(lane: Lane) -> dict[str, Any]:
         "notes": list(lane.notes),
         "loss": _short([lane.loss])[0],
         "terms": [dict(term) for term in lane.terms],
+        "advantage": lane.advantage,
         "sums": {source: _short(list(vars(s).values())) for source, s in lane.sums.items()},
         "sft": _short([lane.sft])[0],
         "rl": _short([lane.rl])[0],

@@ -119,6 +119,7 @@ class Lane:
         stage: The stage shown, `None` where the method has none.
         loss: The objective's value.
         terms: Name, formula, factor, denominator and its value n of each term.
+        advantage: What A is, as text; empty where the method says nothing.
         rows: Every token, row by row.
         notes: Warnings that the method gave on these rows.
         problem: Why the method cannot be shown (a statistic that it needs is missing), else `None`.
@@ -129,6 +130,7 @@ class Lane:
     stage: str | None = None
     loss: float = 0.0
     terms: tuple[Mapping[str, Any], ...] = ()
+    advantage: str = ""
     rows: tuple[tuple[Token, ...], ...] = ()
     notes: tuple[str, ...] = ()
     problem: str | None = None
@@ -219,6 +221,7 @@ def _lane_dict(lane: Lane) -> dict[str, Any]:
         "notes": list(lane.notes),
         "loss": lane.loss,
         "terms": [dict(term) for term in lane.terms],
+        "advantage": lane.advantage,
         "sums": {source: vars(s).copy() for source, s in lane.sums.items()},
         "sft": lane.sft,
         "rl": lane.rl,
@@ -371,6 +374,7 @@ def _lane(
         stage=found.stage,
         loss=sum(r.loss for r in found.reports),
         terms=terms,
+        advantage=text_of(found.rule.advantage),
         rows=rows,
         notes=tuple(dict.fromkeys(str(w.message) for w in caught)),
         sums=_sums(batch, found.coefficient),

@@ -17,9 +17,11 @@ import typer
 from typer.core import TyperGroup
 
 from interlace.cli.catalogue import methods, models, tasks
+from interlace.cli.compare import compare
 from interlace.cli.check import check
 from interlace.cli.evaluate import evaluate
 from interlace.cli.explain import explain
+from interlace.cli.report import report
 from interlace.cli.train import train
 
 MISTAKE = 2
@@ -109,6 +111,8 @@ def root(
 
 
 app.command()(train)
+app.command()(compare)
+app.command()(report)
 app.command()(evaluate)
 app.command()(explain)
 app.command()(check)

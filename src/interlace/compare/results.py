@@ -34,6 +34,7 @@ class Run:
         outcome: How it ended: costs, looks along the way, series.
         measured: What was measured of its weights, by where; the last is `final`.
         folder: Where it is kept.
+        before: How the job ended whose weights it started from.
     """
 
     job: Job
@@ -42,6 +43,7 @@ class Run:
     outcome: Mapping[str, Any]
     measured: Mapping[str, Mapping[str, Any]]
     folder: Path
+    before: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -528,8 +530,10 @@ def _task(task: str, jobs: Mapping[str, tuple[Job, Path]], settings: Mapping[str
 
 def _run(job: Job, folder: Path, jobs: Mapping[str, tuple[Job, Path]]) -> Run:
     ended = outcome(folder)
+    start = jobs.get(job.init or "")
+    before = (outcome(start[1]) or {}) if start is not None else {}
     if ended is not None:
-        return Run(job, ended["state"], ended.get("error", ""), ended, measured(folder), folder)
+        return Run(job, ended["state"], ended.get("error", ""), ended, measured(folder), folder, before)
     for need in job.needs:
         before = outcome(jobs[need][1]) if need in jobs else None
         if before is not None and before["state"] != "done":

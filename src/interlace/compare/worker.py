@@ -140,6 +140,7 @@ def do_base(root: Path, folder: Path, job: Any, view: JobView) -> dict[str, Any]
     return {
         "sft_step_flops": cost,
         "demonstrations": len(rows),
+        "untrained": run.model.startswith("scratch"),
         "parameters": parameters,
         "matrices": size.matrices + size.head,
         "environment": _environment(),

@@ -73,7 +73,7 @@ ADVANTAGES: dict[str, Callable[[AMFT], tuple[BatchRule, tuple[Term, ...]]]] = {
 
 @register("amft", AMFT, paper="046", title="AMFT (2025, withdrawn)", arxiv="2508.06944", family="mixed",
           evidence="official code", data=("prompts", "demonstrations", "validation prompts"),
-          cost=("critic", "three extra backward passes every `every` steps"),
+          cost=("critic", "validation rollouts and three backward passes every `every` steps"),
           reductions=("mu=0 is ppo", "advantage=group mu=0 is grpo denominator=tokens"))  # fmt: skip
 def amft(h: AMFT) -> Method:
     warm_up = Method(terms=(likelihood_term(h),), demonstrations="feed", sample=False)

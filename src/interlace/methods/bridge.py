@@ -37,7 +37,7 @@ class BRIDGE(GroupPolicyGradient):
 
 @register("bridge", BRIDGE, paper="032", title="BRIDGE (2025)", arxiv="2509.06948", family="mixed",
           evidence="paper", data=("prompts", "demonstrations"),
-          cost=("a second copy of the model", "LoRA teacher", "reference if kl"),
+          cost=("a second copy of the model", "LoRA teacher", "four more backward passes", "reference if kl"),
           reductions=("mu=0 is grpo",))  # fmt: skip
 def bridge(h: BRIDGE) -> Method:
     rl, sft = balance(stated(str(h.mu))(lambda context: h.mu(context.step)))

@@ -143,12 +143,12 @@ function groupFacts(rows) {
 
 // Short rows stand beside each other, as wide as the longest of them needs; a long row has its line to itself.
 const SHORT = 640;
-const tokensWidth = (r, lanes) => data.rows[r].source.reduce((w, _, i) => w + Math.max(15, 8.5 * tokenText(r, i, lanes[0]).length + 6) + 2.2, 8);
+const tokensWidth = (r, lanes) => data.rows[r].source.reduce((w, _, i) => w + Math.max(15, 8.45 * tokenText(r, i, lanes[0]).length + 6) + 2, 4);
 function measure(place, lanes) {
-  const who = Math.min(190, 56 + 7 * Math.max(0, ...lanes.map((lane) => lane.name.length)));
+  const who = Math.min(190, 58 + 7.2 * Math.max(0, ...lanes.map((lane) => lane.name.length)));
   const widths = data.rows.map((_, r) => tokensWidth(r, lanes)).filter((w) => w <= SHORT);
   place.style.setProperty("--who", `${who}px`);
-  place.style.setProperty("--card-width", `${Math.max(300, ...widths) + who + 44}px`);
+  place.style.setProperty("--card-width", `${Math.max(240, ...widths) + who + 34}px`);
 }
 
 function rowCard(r, lanes, promptShown) {
@@ -217,8 +217,9 @@ function methodLine(lane) {
   return el("tr", { class: off ? "off" : "" }, about,
     el("td", { class: "num loss" }, number(lane.loss, 4)),
     el("td", { class: "formulas" }, lane.terms.map((term) => el("div", { class: "term" },
-      el("code", {}, term.formula || term.name),
-      el("small", {}, `${term.name}: ${number(term.coefficient)} × Σ over ${term.sources.join(", ")} / ${number(term.n)} (${term.denominator})`)))),
+      (term.formula || term.name).split("; ").map((part) => el("code", {}, part)),
+      el("small", {}, `${term.name}: ${number(term.coefficient)} × Σ over ${term.sources.join(", ")} / ${number(term.n)} (${term.denominator})`))),
+      lane.advantage ? el("small", {}, `where ${lane.advantage}`) : null),
     el("td", {}, sources.filter((s) => lane.sums[s]).map((s) => sumLine(s, lane.sums[s]))),
     el("td", {}, balanceOf(lane)),
     el("td", { class: "reasons" }, el("div", {}, el("b", {}, `${trained} of ${all}`), " trained"),
