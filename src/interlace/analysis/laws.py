@@ -296,8 +296,8 @@ def _compare_with_differences(losses: _UnitLosses, leaves: Mapping[str, Tensor])
                 i = int(wrong.nonzero()[0])
                 raise LawBroken(
                     f"term {name}: d loss / d {statistic} of token {int(moved[i])} is {g[moved[i]]:.9g}, "
-                    f"finite differences say {slope[i]:.9g}; a loss is a smooth function of the leaves, and "
-                    f"what is not differentiated stands under .detach()"
+                    f"finite differences say {slope[i]:.9g}; within its pool ({losses.p.term.pool!r}) a loss "
+                    f"is a smooth function of the leaves; what is not differentiated stands under .detach()"
                 )
 
 

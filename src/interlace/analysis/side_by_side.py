@@ -456,7 +456,8 @@ class _Reasons:
         if all(self.terms[k].coefficient == 0 for k in covering):
             return "factor 0", f"the factor of {self._names(covering)} is 0"
         covering = [k for k in covering if self.terms[k].coefficient != 0]
-        if all(float(self.advantage[k][i]) == 0 for k in covering):
+        rewarded = [k for k in covering if not self.terms[k].term.likelihood]
+        if rewarded and all(float(self.advantage[k][i]) == 0 for k in rewarded):
             dead = self.dead.get(int(self.batch.group[row]))
             return ("zero advantage", "A = 0") if dead is None else ("dead group", dead)
         driven = [k for k in covering if not self.terms[k].term.at_temperature_one]

@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperGroup
 
 from interlace.cli.catalogue import methods, models, tasks
-from interlace.cli.compare import compare
 from interlace.cli.check import check
+from interlace.cli.compare import compare
 from interlace.cli.evaluate import evaluate
 from interlace.cli.explain import explain
 from interlace.cli.report import report

@@ -460,7 +460,7 @@ def _contender(
     plain = resolve(name, settings)  # unknown keys of the contender are found here
     if "stages" in common:
         stages = {k: v for k, v in common["stages"].items() if k in [s.name for s in plain.stages]}
-        settings = merged({**shared, "stages": stages}, mine)
+        settings = merged({**shared, "stages": stages} if stages else shared, mine)
         plain = resolve(name, settings)
     chosen = replace_settings(own, special)
     starts = chosen.start == "sft" and ("start" in special or _may_start_from_sft(plain))

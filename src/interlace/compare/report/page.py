@@ -152,10 +152,11 @@ def token_view(t: TaskResults, results: Results) -> str | None:
 
     if t.batch is None:
         return None
-    specs = []
+    specs: list[tuple[str, dict[str, object]]] = []
     for c in results.comparison.get("contenders", []):
         known = {*get(c["method"]).parameters.model_fields, "variant"}
-        specs.append((c["method"], {k: v for k, v in c["settings"].items() if k in known}))
+        spec = (c["method"], {k: v for k, v in c["settings"].items() if k in known})
+        specs += [] if spec in specs else [spec]
     rows, tokens, prompts = (t.batch[name] for name in ("rows", "tokens", "prompts"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
