@@ -31,7 +31,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/python -m ruff check .

@@ -15,7 +15,9 @@ from interlace.types import Sampling
 SAMPLES = 4
 
 
-def evaluation(accuracy: float, rng: np.random.Generator, problems: int, text: str = "1+1=2") -> dict[str, Any]:
+def evaluation(
+    accuracy: float, rng: np.random.Generator, problems: int, text: str = "1+1=2"
+) -> dict[str, Any]:
     """An evaluation in which every problem is right with this probability."""
     records = []
     for i in range(problems):
@@ -60,14 +62,23 @@ def outcome(accuracy: float, flops: float = 9e11, charged: float = 0.0) -> dict[
         }
         for share in (0.25, 0.5, 0.75, 1.0)
     ]
-    series = {"reward/pass": [[flops / 2, 0.2], [flops, 0.4]], "groups/live": [[flops / 2, 0.8], [flops, 0.6]]}
+    series = {
+        "reward/pass": [[flops / 2, 0.2], [flops, 0.4]],
+        "groups/live": [[flops / 2, 0.8], [flops, 0.6]],
+    }
     totals = {"steps": 40.0, "rows/rollout": 640.0, "rows/demo": 320.0, "rows/unscorable": 0.0}
     return {
         "state": "done",
         "flops": flops,
         "charged": charged,
         "seconds": 61.0,
-        "work": {"generate": flops / 3, "score": 0.0, "train": 2 * flops / 3, "generated": 5000, "trained": 9000},
+        "work": {
+            "generate": flops / 3,
+            "score": 0.0,
+            "train": 2 * flops / 3,
+            "generated": 5000,
+            "trained": 9000,
+        },
         "looks": looks,
         "training": {"totals": totals, "series": series, "tokens": [[flops, 14000.0]]},
     }
@@ -76,7 +87,9 @@ def outcome(accuracy: float, flops: float = 9e11, charged: float = 0.0) -> dict[
 def run(label: str, seed: int, accuracy: float, problems: int = 60, text: str = "1+1=2", **more: Any) -> Run:
     rng = np.random.default_rng([seed, *label.encode()])
     job = Job(f"runs/sums/{label}/seed-{seed}", "run", label, label.split()[0], "sums", seed)
-    return Run(job, "done", "", outcome(accuracy, **more), {"final": record(accuracy, rng, problems, text)}, Path())
+    return Run(
+        job, "done", "", outcome(accuracy, **more), {"final": record(accuracy, rng, problems, text)}, Path()
+    )
 
 
 def failed(label: str, seed: int, state: str, error: str) -> Run:
@@ -97,4 +110,6 @@ def task(runs: list[Run], searches: dict[str, Search] | None = None, name: str =
 def results(*tasks: TaskResults) -> Results:
     labels = dict.fromkeys(label for t in tasks for label in t.labels)
     contenders = [{"label": x, "method": x.split()[0], "settings": {}} for x in labels]
-    return Results({"contenders": contenders, "budget": "sft:400", "tasks": [t.task for t in tasks]}, list(tasks))
+    return Results(
+        {"contenders": contenders, "budget": "sft:400", "tasks": [t.task for t in tasks]}, list(tasks)
+    )

@@ -34,7 +34,9 @@ def test_retention_is_on_other_tasks_that_the_model_can_write():
         "general_points:style=text", "knights_knaves:style=text", "arithmetic:style=text", "english",
     }  # fmt: skip
     assert kept_tasks(load_task("countdown"), Suite(retention="none")) == {}
-    assert set(kept_tasks(load_task("countdown"), Suite(retention="arithmetic:digits=1"))) == {"arithmetic:digits=1"}
+    assert set(kept_tasks(load_task("countdown"), Suite(retention="arithmetic:digits=1"))) == {
+        "arithmetic:digits=1"
+    }
 
 
 def test_passages_are_plain_english_in_two_parts():
@@ -78,7 +80,11 @@ def test_everything_is_measured_on_problems_that_do_not_depend_on_the_seed():
 
 
 def test_scores_are_by_problem_and_leave_out_what_cannot_be_scored():
-    problems = [{"id": "a", "greedy": True, "samples": 4, "correct": 1}, {"id": "b", "samples": 2}, {"id": "c"}]
+    problems = [
+        {"id": "a", "greedy": True, "samples": 4, "correct": 1},
+        {"id": "b", "samples": 2},
+        {"id": "c"},
+    ]
     record = {"test": {"problems": problems}}
     assert score_table(record, "greedy") == {"a": 1.0}
     assert score_table(record, "sampled") == {"a": 0.25, "b": 0.0}

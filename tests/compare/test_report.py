@@ -1,15 +1,16 @@
 """The report: drawings whose places are known, and a page that is whole, self-contained and safe."""
 
 import dataclasses
+import itertools
 import re
 from html.parser import HTMLParser
 
 import pytest
-from tests.compare.made import failed, results, run, task
 
 from interlace.compare.report import charts
 from interlace.compare.report.charts import Axis, Scale, Series, spread_out, ticks
 from interlace.compare.report.page import page
+from tests.compare.made import failed, results, run, task
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 
@@ -47,7 +48,10 @@ def grid(**accuracies):
 
 @pytest.fixture(scope="module")
 def document():
-    runs = [*grid(sft=0.2, sft_then_rl=0.5, chord=0.45), failed("grpo", 0, "diverged", "the gradient was not finite")]
+    runs = [
+        *grid(sft=0.2, sft_then_rl=0.5, chord=0.45),
+        failed("grpo", 0, "diverged", "the gradient was not finite"),
+    ]
     return page(results(task(runs)))
 
 
@@ -72,7 +76,7 @@ def test_labels_are_moved_apart_as_little_as_possible():
     assert moved == [72, 86, 100]
     crowded = spread_out([30, 20, 31, 70], 14, 0, 100)
     ordered = [crowded[i] for i in (1, 0, 2, 3)]
-    assert all(b - a >= 14 - 1e-9 for a, b in zip(ordered, ordered[1:]))
+    assert all(b - a >= 14 - 1e-9 for a, b in itertools.pairwise(ordered))
 
 
 def test_every_method_has_its_own_colour_and_mark():
@@ -84,7 +88,9 @@ def test_every_method_has_its_own_colour_and_mark():
 
 
 def test_a_line_goes_through_its_points():
-    drawn = charts.lines([Series("a", 0, [(0, 0), (10, 1)])], Axis("x", zero=True), Axis("y", zero=True), "l", 300, 200)
+    drawn = charts.lines(
+        [Series("a", 0, [(0, 0), (10, 1)])], Axis("x", zero=True), Axis("y", zero=True), "l", 300, 200
+    )
     path = re.search(r'<path d="M([\d.]+),([\d.]+)L([\d.]+),([\d.]+)" class="line h0"/>', drawn)
     x0, y0, x1, y1 = map(float, path.groups())
     assert (x0, y0) == (50, 160)  # the corner of the axes
@@ -99,7 +105,9 @@ def test_the_page_is_well_formed_and_has_every_section(document):
         "Gain and retention", "Along the way", "What it cost", "What was tuned", "Answers side by side",
         "What to try next", "Configuration and environment", "How to read this",
     ]  # fmt: skip
-    assert all(a.get("aria-label") is not None for t, a in parser.seen if t == "svg" and a.get("role") == "img")
+    assert all(
+        a.get("aria-label") is not None for t, a in parser.seen if t == "svg" and a.get("role") == "img"
+    )
     ids = [a["id"] for _, a in parser.seen if "id" in a]
     assert len(ids) == len(set(ids))
 
@@ -122,7 +130,9 @@ def test_the_numbers_of_the_page_are_those_of_the_results(document):
 
 def test_text_from_outside_stays_text():
     bad = "<script>alert(1)</script>"
-    runs = [run("sft", s, 0.5, text=bad) for s in range(2)] + [run("sft_then_rl", s, 0.5, text=bad) for s in range(2)]
+    runs = [run("sft", s, 0.5, text=bad) for s in range(2)] + [
+        run("sft_then_rl", s, 0.5, text=bad) for s in range(2)
+    ]
     t = task(runs, name=bad)
     document = page(results(t))
     parser = parsed(document)
@@ -138,7 +148,10 @@ def test_nothing_finished_is_a_page_too():
 
 
 def test_several_tasks_have_a_ranking_over_all():
-    one, two = task(grid(sft=0.2, sft_then_rl=0.5), name="sums"), task(grid(sft=0.3, sft_then_rl=0.6), name="others")
+    one, two = (
+        task(grid(sft=0.2, sft_then_rl=0.5), name="sums"),
+        task(grid(sft=0.3, sft_then_rl=0.6), name="others"),
+    )
     document = page(results(one, two))
     parsed(document)
     assert "All tasks" in document and "interquartile mean" in document

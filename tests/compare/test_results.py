@@ -2,12 +2,12 @@ import json
 
 import numpy as np
 import pytest
-from tests.compare.made import failed, results, run, task
 
 from interlace.compare.results import numbers_of
 from interlace.compare.statistics import difference
 from interlace.compare.tables import markdown, write_csv
 from interlace.evaluation.metrics import pass_at_k
+from tests.compare.made import failed, results, run, task
 
 
 def grid(**accuracies):
@@ -27,7 +27,12 @@ def test_ranking_is_by_mean_accuracy_over_seeds_and_problems():
 
 
 def test_pairs_are_compared_on_the_seeds_that_both_have():
-    runs = [*grid(sft_then_rl=0.5), run("chord", 0, 0.6), failed("chord", 1, "diverged", "nan"), run("chord", 2, 0.6)]
+    runs = [
+        *grid(sft_then_rl=0.5),
+        run("chord", 0, 0.6),
+        failed("chord", 1, "diverged", "nan"),
+        run("chord", 2, 0.6),
+    ]
     t = task(runs)
     pair = t.pair("chord", "sft_then_rl")
     assert pair.difference.seeds == 2
@@ -36,7 +41,9 @@ def test_pairs_are_compared_on_the_seeds_that_both_have():
 
 
 def test_a_method_without_any_result_is_absent_and_hinders_nobody():
-    t = task([*grid(sft=0.3, sft_then_rl=0.4), *(failed("grpo", s, "dead", "equal rewards") for s in range(3))])
+    t = task(
+        [*grid(sft=0.3, sft_then_rl=0.4), *(failed("grpo", s, "dead", "equal rewards") for s in range(3))]
+    )
     assert t.absent == {"grpo": dict.fromkeys(range(3), "dead: equal rewards")}
     assert [s.label for s in t.ranking] == ["sft_then_rl", "sft"]
     assert "- grpo, seed 1: dead: equal rewards" in markdown(results(t))

@@ -29,7 +29,12 @@ def test_a_method_may_stand_in_with_several_settings_and_a_name():
 def test_settings_reach_whom_they_are_for():
     c = resolve_comparison(
         ["sft", "grpo", "chord"],
-        {"kl": "0.1", "lr": "1e-4", "chord": {"mu": "0.3", "lr": "2e-4"}, "stages": {"rl": {"group_size": "4"}}},
+        {
+            "kl": "0.1",
+            "lr": "1e-4",
+            "chord": {"mu": "0.3", "lr": "2e-4"},
+            "stages": {"rl": {"group_size": "4"}},
+        },
     )
     assert contender(c, "grpo").settings == {"kl": "0.1", "lr": "1e-4"}
     assert contender(c, "sft").settings == {"lr": "1e-4"}
@@ -42,7 +47,11 @@ def test_methods_that_sample_may_start_from_one_sft_checkpoint():
     shares = {x.label: x.start_share for x in c.contenders}
     assert shares == {"sft": None, "grpo": 0.4, "chord": 0.4, "metis_rise": None, "sft_then_rl": None}
     own = resolve_comparison(["grpo", "chord"], {"start": "sft", "chord": {"start": "base"}})
-    assert {x.label: x.start_share for x in own.contenders} == {"grpo": 0.5, "chord": None, "sft_then_rl": None}
+    assert {x.label: x.start_share for x in own.contenders} == {
+        "grpo": 0.5,
+        "chord": None,
+        "sft_then_rl": None,
+    }
 
 
 def test_every_method_is_searched_alike_and_the_baseline_also_when_to_switch():

@@ -103,7 +103,9 @@ def test_everything_is_written(whole):
     names = {p.name for p in found.folder.iterdir()}
     assert {"report.html", "report.json", "table.md", "runs.csv", "curves.csv", "scores.csv"} <= names
     plain = json.loads((found.folder / "report.json").read_text())
-    assert [s["label"] for s in plain["tasks"][0]["ranking"]] == [s.label for s in found.results.tasks[0].ranking]
+    assert [s["label"] for s in plain["tasks"][0]["ranking"]] == [
+        s.label for s in found.results.tasks[0].ranking
+    ]
     assert "Open the token view" in found.report.read_text()
     for place in ("base", f"runs/{PLACE}/sft_then_rl/seed-1"):
         assert place in said

@@ -1,5 +1,6 @@
 """Runs that are measured in floating-point operations instead of steps."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def run(method, out, **settings):
 @pytest.mark.parametrize("method", ["sft", "grpo", "chord"])
 def test_a_run_ends_with_the_step_that_comes_nearest_to_its_budget(tmp_path: Path, method: str) -> None:
     steps = lines(run(method, tmp_path / "a"))
-    costs = [steps[0]["flops"], *(b["flops"] - a["flops"] for a, b in zip(steps, steps[1:]))]
+    costs = [steps[0]["flops"], *(b["flops"] - a["flops"] for a, b in itertools.pairwise(steps))]
     assert len(steps) > 3
     assert abs(steps[-1]["flops"] - BUDGET) <= max(costs) / 2 + 1e-6 * BUDGET
     parts = [sum(s[f"flops/{kind}"] for s in steps) for kind in ("generate", "score", "train")]

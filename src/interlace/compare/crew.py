@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from interlace.compare.worker import INTERRUPTED, work
@@ -119,9 +118,7 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Ask whoever is at work to save and end, and wait for it."""
         assert self._nursery.stdin is not None and self._nursery.stdout is not None
         self._nursery.stdin.close()

@@ -98,10 +98,10 @@ class Planner:
             known = [s for s in of_seeds if s is not None]
             scores[choice.name] = sum(known) / len(known) if len(known) == len(of_seeds) else None
         best = max((s for s in scores.values() if s is not None), default=None)
-        choice = next(
+        found = next(
             (c for c in contender.choices if scores[c.name] is not None and scores[c.name] == best), None
         )
-        return Chosen(choice, scores)
+        return Chosen(found, scores)
 
     def is_blocked(self, job: Job) -> bool:
         """Whether something that it needs ended without a result."""

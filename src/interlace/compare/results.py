@@ -535,9 +535,9 @@ def _run(job: Job, folder: Path, jobs: Mapping[str, tuple[Job, Path]]) -> Run:
     if ended is not None:
         return Run(job, ended["state"], ended.get("error", ""), ended, measured(folder), folder, before)
     for need in job.needs:
-        before = outcome(jobs[need][1]) if need in jobs else None
-        if before is not None and before["state"] != "done":
-            return Run(job, "blocked", f"{need}: {before['state']}: {before['error']}", {}, {}, folder)
+        failed = outcome(jobs[need][1]) if need in jobs else None
+        if failed is not None and failed["state"] != "done":
+            return Run(job, "blocked", f"{need}: {failed['state']}: {failed['error']}", {}, {}, folder)
     return Run(job, "waiting", "", {}, {}, folder)
 
 

@@ -137,8 +137,8 @@ def _missing(t: TaskResults) -> Iterator[str]:
             reasons = listed(sorted({r.partition(":")[0] for r in s.missing.values()}))
             yield f"{len(s.missing)} of {n} runs of {s.label} ended without a result ({reasons})."
     for label, seeds in t.absent.items():
-        reasons = sorted({reason.split(":")[0] for reason in seeds.values()}) or ["not run"]
-        yield f"{label} has no result: {listed(reasons)}."
+        states = sorted({reason.split(":")[0] for reason in seeds.values()}) or ["not run"]
+        yield f"{label} has no result: {listed(states)}."
 
 
 def points(d: Difference, sign: int = 1) -> str:

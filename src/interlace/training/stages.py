@@ -297,8 +297,8 @@ def harvest(
         work = workbench(run, stage, policies, engine, progress)
         made = stage.method.harvest(TrainingBench(work))
         cost = sum(run.ranks.gather(meter.done() - clock), Work())
-        counts = {"rows": len(made.rows), **made.notes, "tokens": work.rollouts.generated}
-        made = replace(made, notes={**counts, **{f"work_{name}": n for name, n in vars(cost).items()}})
+        made_of = {"rows": len(made.rows), **made.notes, "tokens": work.rollouts.generated}
+        made = replace(made, notes={**made_of, **{f"work_{name}": n for name, n in vars(cost).items()}})
         progress.seconds += time.perf_counter() - began
         if run.ranks.first:
             keep_harvest(run, path, made)
@@ -312,8 +312,8 @@ def harvest(
             {"stage": stage.name, **made.notes, "prompts_sampled": prompts, "skip": made.skip}
         )
     told = {name: number for name, number in made.notes.items() if not name.startswith("work_")}
-    counts = ", ".join(f"{name} {number:g}" for name, number in told.items())
-    run.view.say(f"{stage.name}: {counts}")
+    listed = ", ".join(f"{name} {number:g}" for name, number in told.items())
+    run.view.say(f"{stage.name}: {listed}")
     return made
 
 

@@ -23,9 +23,9 @@ that it uses: tokens that are sampled, scored and trained on, references, critic
 not.</p>
 <p>Scores are compared problem by problem and seed by seed. Seeds and problems are both samples of what one
 wants to speak about, so the interval of a difference is that of the crossed random-effects model: its
-variance is (MS<sub>seed</sub> + MS<sub>problem</sub> − MS<sub>rest</sub>) / (seeds × problems), with Student's t and
-Satterthwaite's degrees of freedom. Whether two methods are told apart is adjusted for the number of pairs
-(Holm); intervals are not.</p>
+variance is (MS<sub>seed</sub> + MS<sub>problem</sub> − MS<sub>rest</sub>) / (seeds × problems), with
+Student's t and Satterthwaite's degrees of freedom. Whether two methods are told apart is adjusted for the
+number of pairs (Holm); intervals are not.</p>
 <p>Settings are chosen on validation problems alone; the test problems of the ranking are answered once, by
 the final weights.</p>
 """
