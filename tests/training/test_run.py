@@ -67,7 +67,7 @@ RUNS = {
 every_run = pytest.mark.parametrize("name", RUNS)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def rewards():
     REWARDS.update(parity=Parity, wrong=Wrong, silent=Silent, chance=Chance)
     yield
@@ -75,7 +75,7 @@ def rewards():
         REWARDS.pop(name, None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def finished(tmp_path_factory, rewards):
     """The run of each name, made once."""
     made = {}
@@ -406,7 +406,7 @@ BEST = {"lr": 0.1, "lr_schedule": "constant", "steps": 5, "eval_every": 1, "keep
 CHANCE = {"reward": "chance", "eval_problems": 32}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def best_early(tmp_path_factory, rewards):
     """A run whose best evaluation is not its last: its settings, itself, and what it said."""
     for seed in range(9):
