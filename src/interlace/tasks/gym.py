@@ -142,6 +142,9 @@ class GymTask(Task):
             id=f"{self.name}:{stable_hash(key):016x}",
             prompt=entry["question"],
             answer=answer,
+            # No dataset writes worked solutions: the demonstration is the gold answer alone, where its scorer
+            # accepts it (checked at load like every demonstration).
+            demonstration=None if answer is None else str(answer),
             task=self.name,
             meta={"entry": entry, "split": split},
         )
