@@ -130,7 +130,7 @@ def bad(**keys: Any) -> list[dict[str, Any]]:
         (bad(source=["rollout", "prompt"]), r"row 1: 'source': 'prompt' is not accepted"),
         (bad(span=["answer"]), r"row 1: 'span' has 1 entries, 'logp' has 2"),
         (bad(span=[None, "end"]), r"row 1: 'span': 'end' is not accepted; accepted is guess, think, answer"),
-        (bad(reward=math.nan), r"row 1: 'reward': nan is not accepted; accepted is a finite number or null"),
+        (bad(reward=math.nan), r"row 1: 'reward': nan is not accepted; accepted is a number from -1e\+100"),
         (bad(reward="1"), r"row 1: 'reward': '1' is not accepted"),
         (bad(verdict="maybe"), r"row 1: 'verdict': 'maybe' is not accepted; accepted is pass, fail, unscor"),
         (bad(finish="eos"), r"row 1: 'finish': 'eos' is not accepted; accepted is stop, length"),
@@ -231,3 +231,24 @@ def test_every_error_is_a_value_error() -> None:
 
 def test_explain_is_at_the_top_of_the_package() -> None:
     assert interlace.explain is explain
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"reward": 1e160}, "row 0: 'reward'"),
+        ({"reward": 10**400}, "row 0: 'reward'"),
+        ({"entropy": [-1.0]}, "row 0: 'entropy'"),
+        ({"topk_mass": [1.5]}, "row 0: 'topk_mass'"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(changed, message) -> None:
+    """The square of 1e160 is no number: its group would look dead, with exit status 0."""
+    row = {"source": "rollout", "reward": 1.0, "logp": [-0.5]}
+    with pytest.raises(ValueError, match=message):
+        explain("grpo", [{**row, **changed}])
+
+
+def test_kl_none_is_no_penalty() -> None:
+    row = {"source": "rollout", "reward": 1.0, "logp": [-0.5], "group": 0}
+    assert explain("uft", [row], kl="none") == explain("uft", [row], kl=0)

@@ -63,7 +63,12 @@ def test_scales_put_numbers_where_they_belong():
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0, 1, [0, 0.25, 0.5, 0.75, 1]), (0, 0.43, [0, 0.2, 0.4]), (-3, 7, [-2.5, 0, 2.5, 5]), (5, 5, [5])],
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0, 0.43, [0, 0.1, 0.2, 0.3, 0.4]),
+        (-3, 7, [-2, 0, 2, 4, 6]),
+        (5, 5, [5]),
+    ],
 )
 def test_ticks_are_round_and_inside(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected)

@@ -1,6 +1,6 @@
 import pytest
 
-from interlace.compare.settings import PRESETS, read_preset, resolve_comparison, settings_for
+from interlace.compare.settings import PRESETS, read_preset, resolve_comparison, settings_for, slug
 from interlace.config import ConfigError, resolve
 from interlace.methods._method import MethodError
 
@@ -24,6 +24,10 @@ def test_a_method_may_stand_in_with_several_settings_and_a_name():
     assert len({x.slug for x in c.contenders}) == 4
     with pytest.raises(ConfigError, match="named twice"):
         resolve_comparison(["grpo", "grpo"])
+    with pytest.raises(ConfigError, match="the same folder, a-b"):
+        resolve_comparison(["grpo as=a:b", "grpo as=a/b"])
+    other = resolve_comparison(["sft"], {"tasks": "countdown:ops=+-,countdown:ops=+"})
+    assert len({slug(task) for task in other.tasks}) == 2
 
 
 def test_settings_reach_whom_they_are_for():

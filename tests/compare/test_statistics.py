@@ -128,6 +128,12 @@ def test_accuracy_of_one_seed_is_wilson_and_several_seeds_widen_it():
     assert accuracy(np.zeros((3, 50))).low == 0 and accuracy(np.zeros((3, 50))).high > 0
 
 
+def test_accuracy_that_is_almost_nothing_is_known_to_be_so() -> None:
+    scores = np.zeros((3, 128))
+    scores[0, 5] = 1 / 8  # one right sample in 3072
+    assert accuracy(scores).high < 0.02
+
+
 def test_what_would_tell_a_difference_is_the_smallest_number_that_does():
     # Only seeds vary: error^2 = u / seeds. Brute force over scipy's quantiles.
     rows = np.array([0.02, 0.10, 0.06])

@@ -174,6 +174,21 @@ def parse_rows(rows: Sequence[Mapping[str, Any]]) -> Batch:
     )
 
 
+LARGEST = 1e100
+"""Numbers beyond this are mistakes, and their squares are no numbers any more."""
+
+BOUNDS = {"entropy": (-1e-6, LARGEST), "topk_mass": (-1e-6, 1 + 1e-6)}
+"""What a statistic can be, with room for rounding."""
+
+
+def is_number(value: Any) -> bool:
+    """A finite number that fits a float, and no bool."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 class _Row:
     """One row of the schema, checked key by key."""
 
@@ -186,7 +201,7 @@ class _Row:
                 near = difflib.get_close_matches(str(key), ROW_KEYS, 1)
                 hint = f"; did you mean '{near[0]}'?" if near else ""
                 raise ExplainError(
-                    f"row {index}: unknown key '{key}'{hint} Accepted are {', '.join(ROW_KEYS)}"
+                    f"row {index}: unknown key '{key}'{hint or '.'} Accepted are {', '.join(ROW_KEYS)}"
                 )
         if "logp" not in row:
             raise ExplainError(f"row {index}: 'logp' is required, a list of numbers <= 0")
@@ -234,12 +249,15 @@ class _Row:
             raise ExplainError(
                 f"row {self.index}: '{key}' has {len(values)} numbers, 'logp' has {n}; they must agree"
             )
+        low, high = BOUNDS.get(key, (-LARGEST, LARGEST))
         out = []
         for value in values:
             if value is None and absent:
                 out.append(math.nan)
-            elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            elif not is_number(value):
                 raise self._error(key, value, "finite numbers" + (" (null where absent)" if absent else ""))
+            elif not low <= value <= high:
+                raise self._error(key, value, f"numbers from {low:g} to {high:g}")
             else:
                 out.append(float(value))
         return out
@@ -280,8 +298,8 @@ class _Row:
         reward = row.get("reward")
         if reward is None:
             return math.nan
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise self._error("reward", reward, "a finite number or null")
+        if not is_number(reward) or abs(reward) > LARGEST:
+            raise self._error("reward", reward, f"a number from {-LARGEST:g} to {LARGEST:g}, or null")
         return float(reward)
 
     def _choice(self, row: Mapping[str, Any], key: str, accepted: Mapping[str, int], default: int) -> int:

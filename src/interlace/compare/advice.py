@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from interlace.compare.results import Results, Run, TaskResults
 from interlace.compare.statistics import POWER
-from interlace.compare.summary import needed_ways, points
+from interlace.compare.summary import listed, needed_ways, points
 
 FEW_LIVE_GROUPS = 0.4
 RISING = 0.01
@@ -122,27 +122,24 @@ def room_in_samples(t: TaskResults) -> Iterator[Advice]:
 
 def dead_groups(t: TaskResults) -> Iterator[Advice]:
     """Most groups teach nothing."""
-    for s in t.ranking:
-        live = s.numbers.get("live groups")
-        if live is not None and live < FEW_LIVE_GROUPS:
-            yield Advice(
-                f"{s.label}: a larger group_size, problems nearer to what the model can do, or dynamic "
-                f"sampling (dapo, arXiv 2503.14476).",
-                f"only {100 * live:.0f} % of its groups had different rewards; the others gave no gradient.",
-            )
+    live = {s.label: s.numbers["live groups"] for s in t.ranking if "live groups" in s.numbers}
+    few = {label: share for label, share in live.items() if share < FEW_LIVE_GROUPS}
+    if few:
+        yield Advice(
+            f"{listed(list(few))}: a larger group_size, problems nearer to what the model can do, a better "
+            f"start, or dynamic sampling (dapo, arXiv 2503.14476).",
+            f"groups with different rewards, the only ones that give a gradient: {_shares(few)}.",
+        )
 
 
 def collapse(t: TaskResults) -> Iterator[Advice]:
     """Entropy is gone, and with it answers among many samples."""
+    k = max((int(n.removeprefix("pass@")) for s in t.ranking for n in s.numbers if "pass@" in n), default=1)
+    at_k = {s.label: s.numbers[f"pass@{k}"] for s in t.ranking if f"pass@{k}" in s.numbers}
     for s in t.ranking:
         falls = [f for run in t.of(s.label) if (f := _entropy_fall(run)) is not None]
-        curve = t.pass_curve(s.label)
-        k = max(curve, default=1)
-        best = max(
-            (t.pass_curve(o.label)[k].value for o in t.ranking if k in t.pass_curve(o.label)), default=0.0
-        )
-        if falls and k > 1 and float(np.mean([b / a for a, b in falls])) < COLLAPSED:
-            lost = best - curve[k].value
+        if falls and k > 1 and s.label in at_k and np.mean([b / a for a, b in falls]) < COLLAPSED:
+            lost = max(at_k.values()) - at_k[s.label]
             if lost > 0.05:
                 a, b = (float(np.mean([x[i] for x in falls])) for i in (0, 1))
                 yield Advice(
@@ -177,28 +174,34 @@ def memorising(t: TaskResults) -> Iterator[Advice]:
 
 def cut_answers(t: TaskResults) -> Iterator[Advice]:
     """Answers that reach the limit."""
-    for s in t.ranking:
-        cut = s.numbers.get("truncated", 0.0)
-        if cut > CUT:
-            yield Advice(
-                f"{s.label}: raise max_new_tokens, or look at why answers do not end.",
-                f"{100 * cut:.1f} % of its test answers were cut at the token limit.",
-            )
+    cut = {s.label: s.numbers.get("truncated", 0.0) for s in t.ranking}
+    many = {label: share for label, share in cut.items() if share > CUT}
+    if many:
+        yield Advice(
+            f"{listed(list(many))}: raise max_new_tokens, or look at why answers do not end.",
+            f"test answers cut at the token limit: {_shares(many)}.",
+        )
+
+
+def _shares(of: Mapping[str, float]) -> str:
+    return ", ".join(f"{label} {100 * share:.0f} %" for label, share in of.items())
 
 
 def forgetting(t: TaskResults) -> Iterator[Advice]:
     """What the start model knew is less likely now."""
     if t.base.get("outcome", {}).get("untrained"):
         return
-    base = t.base.get("measured", {}).get("retention", {})
-    for s in t.ranking:
-        for name, kept in base.items():
-            now = s.numbers.get(f"retention/{name}/logp")
-            if now is not None and kept["logp"] - now > FORGOTTEN:
-                yield Advice(
-                    f"{s.label}: hold on to the start model, with kl=0.01, a smaller lr, or data of {name}.",
-                    f"log-probability of a token of {name} fell from {kept['logp']:.2f} to {now:.2f} nats.",
-                )
+    for name, kept in t.base.get("measured", {}).get("retention", {}).items():
+        now = {s.label: s.numbers.get(f"retention/{name}/logp", kept["logp"]) for s in t.ranking}
+        lost = {label: logp for label, logp in now.items() if kept["logp"] - logp > FORGOTTEN}
+        if lost:
+            fell = ", ".join(f"{label} {logp:.2f}" for label, logp in lost.items())
+            yield Advice(
+                f"{listed(list(lost))}: hold on to the start model, with kl=0.01, a smaller lr, or data of "
+                f"{name}.",
+                f"log-probability of a token of {name}, in nats: {kept['logp']:.2f} at the start, then "
+                f"{fell}.",
+            )
 
 
 def search_edges(t: TaskResults) -> Iterator[Advice]:

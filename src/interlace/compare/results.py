@@ -19,6 +19,9 @@ from interlace.compare.statistics import Difference, Needed
 from interlace.config import ConfigError, read_yaml
 from interlace.evaluation.metrics import LEVEL, Estimate, pass_at_k
 
+MOST_LETTERED = 16
+"""Methods of a ranking that is shown with letters."""
+
 BASELINE = "sft_then_rl"
 """What every method is compared with, if it is there."""
 
@@ -35,6 +38,7 @@ class Run:
         measured: What was measured of its weights, by where; the last is `final`.
         folder: Where it is kept.
         before: How the job ended whose weights it started from.
+        start: What was measured of those weights.
     """
 
     job: Job
@@ -44,6 +48,7 @@ class Run:
     measured: Mapping[str, Mapping[str, Any]]
     folder: Path
     before: Mapping[str, Any] = field(default_factory=dict)
+    start: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -56,6 +61,16 @@ class Run:
     @property
     def done(self) -> bool:
         return self.state == "done" and "final" in self.measured
+
+    @property
+    def lost(self) -> bool:
+        """Whether it will have no result, however long one waits."""
+        return not self.done and self.state != "waiting"
+
+    @property
+    def reason(self) -> str:
+        """Why it has no result."""
+        return f"{self.state}: {self.error}" if self.error else self.state
 
     @property
     def cost(self) -> float:
@@ -74,7 +89,7 @@ class Run:
         enough = [p for p in problems if p.get("samples", 0) >= k]
         return {p["id"]: pass_at_k(p["samples"], p.get("correct", 0), k) for p in enough}
 
-    @property
+    @cached_property
     def numbers(self) -> dict[str, float]:
         """Everything measured of the final weights as one number each, and what the run cost."""
         return {**numbers_of(self.measured.get("final", {})), **costs_of(self)}
@@ -153,9 +168,10 @@ class Standing:
     Attributes:
         label: The contender.
         accuracy: Mean score with its interval.
-        letters: Methods that share a letter are not told apart.
+        letters: Methods that share a letter are not told apart; of very many methods, whether it is told
+            apart from the first.
         seeds: Seeds that ended well.
-        missing: Seeds that did not, with the reason.
+        missing: Seeds that ended without a result, with the reason.
         gain: Over the start model, on the same problems.
         against: Compared with the baseline (`None` for itself, or where there is none).
         numbers: Means over seeds.
@@ -223,13 +239,10 @@ class TaskResults:
         """The runs of a contender that ended well."""
         return [r for r in self.runs if r.label == label and r.done]
 
-    def table(self, label: str, seeds: Sequence[int], **what: Any) -> NDArray[np.float64]:
+    def table(self, label: str, seeds: Sequence[int]) -> NDArray[np.float64]:
         """Scores [seeds, problems], problems in one order; those that some run cannot score are left out."""
-        return _aligned([r.scores(self.metric, **what) for r in self._seeds(label, seeds)], self.problems)
-
-    def _seeds(self, label: str, seeds: Sequence[int]) -> list[Run]:
-        by_seed = {r.seed: r for r in self.of(label)}
-        return [by_seed[s] for s in seeds]
+        rows = {r.seed: i for i, r in enumerate(self.of(label))}
+        return self._all(label)[[rows[s] for s in seeds]]
 
     @cached_property
     def problems(self) -> list[str]:
@@ -240,21 +253,30 @@ class TaskResults:
     @cached_property
     def ranking(self) -> list[Standing]:
         """Contenders with a result, the best first."""
-        shown = [label for label in self.labels if self.of(label)]
-        means = {label: float(self._all(label).mean()) for label in shown}
-        order = sorted(shown, key=lambda label: -means[label])
         told = {(p.first, p.second): p.told for p in self.pairs}
-        letters = dict(zip(order, statistics.not_told_apart(order, told), strict=True))
-        return [self._standing(label, letters[label]) for label in order]
+        letters = statistics.not_told_apart(self._order, told) if self.lettered else []
+        if not letters:
+            first = self._order[0] if self._order else ""
+            letters = ["" if told.get((first, label), False) else "=" for label in self._order]
+        return [self._standing(*item) for item in zip(self._order, letters, strict=True)]
+
+    @property
+    def lettered(self) -> bool:
+        """Whether there are few enough methods for letters to be read."""
+        return len(self._order) <= MOST_LETTERED
+
+    @cached_property
+    def _order(self) -> list[str]:
+        """Contenders with a result, by their mean score."""
+        shown = [label for label in self.labels if self.of(label)]
+        return sorted(shown, key=lambda label: -float(self._all(label).mean()))
 
     @cached_property
     def pairs(self) -> list[Pair]:
         """Every two contenders, the better one first."""
-        shown = [label for label in self.labels if self.of(label)]
-        order = sorted(shown, key=lambda label: -float(self._all(label).mean()))
         raw: dict[tuple[str, str], Difference] = {}
-        for i, first in enumerate(order):
-            for second in order[i + 1 :]:
+        for i, first in enumerate(self._order):
+            for second in self._order[i + 1 :]:
                 found = self.difference(first, second)
                 if found is not None:
                     raw[first, second] = found
@@ -273,7 +295,11 @@ class TaskResults:
 
     def pair(self, first: str, second: str) -> Pair | None:
         """The pair of two contenders, in the order of the ranking."""
-        return next((p for p in self.pairs if {p.first, p.second} == {first, second}), None)
+        return self._pairs.get((first, second), self._pairs.get((second, first)))
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[str, str], Pair]:
+        return {(p.first, p.second): p for p in self.pairs}
 
     def difference(self, first: str, second: str) -> Difference | None:
         """Second minus first over the seeds that both have; `None` without one."""
@@ -311,7 +337,17 @@ class TaskResults:
         return out
 
     def _all(self, label: str) -> NDArray[np.float64]:
-        return self.table(label, [r.seed for r in self.of(label)])
+        return self._tables[label]
+
+    @cached_property
+    def _tables(self) -> dict[str, NDArray[np.float64]]:
+        """Scores [seeds, problems] of every contender with a result."""
+        of_labels = {label: self.of(label) for label in self.labels}
+        return {
+            label: _aligned([r.scores(self.metric) for r in runs], self.problems)
+            for label, runs in of_labels.items()
+            if runs
+        }
 
     def _wins(self, first: str, second: str) -> float:
         a, b = self._all(first).mean(1), self._all(second).mean(1)
@@ -320,7 +356,7 @@ class TaskResults:
     def _standing(self, label: str, letters: str) -> Standing:
         runs = self.of(label)
         numbers, ranges = _over_seeds([r.numbers for r in runs])
-        missing = {r.seed: f"{r.state}: {r.error}" for r in self.runs if r.label == label and not r.done}
+        missing = {r.seed: r.reason for r in self.runs if r.label == label and r.lost}
         against = self.difference(BASELINE, label) if label != BASELINE and self.of(BASELINE) else None
         return Standing(
             label,
@@ -344,12 +380,11 @@ class TaskResults:
 
     @property
     def absent(self) -> dict[str, dict[int, str]]:
-        """Contenders without any result, with the reasons by seed."""
+        """Contenders without any result, with the reasons by seed (none while their runs are to come)."""
         out: dict[str, dict[int, str]] = {}
         for label in self.labels:
             if not self.of(label):
-                mine = [r for r in self.runs if r.label == label]
-                out[label] = {r.seed: f"{r.state}: {r.error}" if r.error else r.state for r in mine}
+                out[label] = {r.seed: r.reason for r in self.runs if r.label == label and r.lost}
         return out
 
 
@@ -533,7 +568,9 @@ def _run(job: Job, folder: Path, jobs: Mapping[str, tuple[Job, Path]]) -> Run:
     start = jobs.get(job.init or "")
     before = (outcome(start[1]) or {}) if start is not None else {}
     if ended is not None:
-        return Run(job, ended["state"], ended.get("error", ""), ended, measured(folder), folder, before)
+        at_start = {} if start is None else measured(start[1]).get("final", {})
+        found = measured(folder)
+        return Run(job, ended["state"], ended.get("error", ""), ended, found, folder, before, at_start)
     for need in job.needs:
         failed = outcome(jobs[need][1]) if need in jobs else None
         if failed is not None and failed["state"] != "done":

@@ -176,7 +176,8 @@ class Contender:
 
 
 def slug(text: str) -> str:
-    return re.sub(r"[^\w.,=+-]+", "-", text).strip("-.")
+    """A text as the name of a folder."""
+    return re.sub(r"[^\w.,=+-]+", "-", text).lstrip("-.")
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,15 @@ def resolve_comparison(
     if twice:
         raise ConfigError(f"'{twice}' is named twice; give one of them a name, as '{twice} as={twice}-2'")
     tasks = _tasks(given)
+    for named in (tasks, labels):
+        folders = [slug(name) for name in named]
+        same = next(
+            (name for name, folder in zip(named, folders, strict=True) if folders.count(folder) > 1), None
+        )
+        if same is not None:
+            raise ConfigError(
+                f"'{same}' and another one would have the same folder, {slug(same)}; give it as=NAME"
+            )
     groups = {
         name: given.pop(name) for name in list(given) if isinstance(given[name], dict) and name != "stages"
     }

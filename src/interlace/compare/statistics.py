@@ -106,19 +106,21 @@ class Precision:
         return float(2 * stats.t.sf(abs(difference) / self.error, self.df))
 
 
-def precision(c: Components, level: float = LEVEL) -> Precision:
+def precision(c: Components, level: float = LEVEL, floor: float = 0.0) -> Precision:
     """How well the mean of a table is known, for other seeds and other problems.
 
-    The sum of mean squares is not let below its largest part (a negative variance component is chance), nor
-    the error below that of one pair in all, so that equal columns have an interval too. With two seeds the
-    interval is at least that of the two seeds' means: one degree of freedom cannot be improved on.
+    The sum of mean squares is not let below its largest part (a negative variance component is chance). With
+    two seeds the interval is at least that of the two seeds' means: one degree of freedom cannot be improved
+    on.
+
+    Args:
+        floor: The smallest standard error.
     """
     seed, problem, rest = c.mean_squares
     s, n = c.seeds, c.problems
     total = max(seed + problem - rest, seed, problem)
     spread = seed**2 / (s - 1) + problem**2 / (n - 1) + rest**2 / ((s - 1) * (n - 1))
     df = total**2 / spread if spread else float((s - 1) * (n - 1))
-    floor = 1 / (s * n + 2)
     crossed = Precision(max(math.sqrt(total / (s * n)), floor), df)
     of_seeds = Precision(max(math.sqrt(seed / (s * n)), floor), s - 1)
     if s == 2 and of_seeds.half_width(level) > crossed.half_width(level):
@@ -174,7 +176,8 @@ def difference(first: ArrayLike, second: ArrayLike, level: float = LEVEL) -> Dif
         low, high = paired.low, paired.high
     else:
         found = components(d)
-        known = precision(found, level)
+        # As if one more pair differed (Agresti and Min 2005): equal columns have an interval too.
+        known = precision(found, level, floor=1 / (d.size + 2))
         half = known.half_width(level)
         low, high = max(-1.0, value - half), min(1.0, value + half)
     p = known.p_value(value)
@@ -221,8 +224,8 @@ def accuracy(scores: ArrayLike, level: float = LEVEL) -> Estimate:
     known = precision(components(x), level)
     z = float(stats.norm.ppf((1 + level) / 2))
     wider = float(stats.t.ppf((1 + level) / 2, known.df)) / z
-    trials = share * (1 - share) / (known.error * wider) ** 2 if 0 < share < 1 else float(x.shape[1])
-    low, high = wilson_interval(share, max(trials, 1e-9), level)
+    trials = share * (1 - share) / (known.error * wider) ** 2 if known.error > 0 else float(x.shape[1])
+    low, high = wilson_interval(share, max(trials, 1.0), level)
     return Estimate(share, low, high, x.shape[1])
 
 

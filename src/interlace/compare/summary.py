@@ -9,6 +9,8 @@ from interlace.compare.results import BASELINE, Pair, Results, Standing, TaskRes
 from interlace.compare.statistics import Difference
 from interlace.compare.tables import percent, signed
 
+MOST_NAMED = 9
+
 EQUAL = 1.1
 """Costs within this ratio of each other count as equal (a run ends with a whole step)."""
 
@@ -24,7 +26,7 @@ def sentences(results: Results) -> list[str]:
             f"{percent(o['value'])} % [{percent(o['low'])}, {percent(o['high'])}]."
         )
     if results.open:
-        out.append(f"{results.open} jobs are not done yet; the same command goes on with them.")
+        out.append(f"{results.open} jobs are still to be done; the same command goes on with them.")
     return out
 
 
@@ -137,8 +139,9 @@ def _missing(t: TaskResults) -> Iterator[str]:
             reasons = listed(sorted({r.partition(":")[0] for r in s.missing.values()}))
             yield f"{len(s.missing)} of {n} runs of {s.label} ended without a result ({reasons})."
     for label, seeds in t.absent.items():
-        states = sorted({reason.split(":")[0] for reason in seeds.values()}) or ["not run"]
-        yield f"{label} has no result: {listed(states)}."
+        if seeds:
+            states = sorted({reason.split(":")[0] for reason in seeds.values()})
+            yield f"{label} has no result: {listed(states)}."
 
 
 def points(d: Difference, sign: int = 1) -> str:
@@ -148,7 +151,9 @@ def points(d: Difference, sign: int = 1) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence."""
+    """Names in a sentence; of very many the first."""
     if len(names) < 2:
         return "".join(names)
+    if len(names) > MOST_NAMED:
+        return f"{', '.join(names[: MOST_NAMED - 2])} and {len(names) - MOST_NAMED + 2} others"
     return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -13,6 +13,9 @@ from interlace.compare.results import BASELINE, Results, Run, Standing, TaskResu
 from interlace.compare.statistics import Difference
 from interlace.training.checkpoint import write_text
 
+SHARED = "Methods that share a letter are not told apart."
+FIRST = "=: not told apart from the first."
+
 
 def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
@@ -51,7 +54,7 @@ def _task(t: TaskResults, results: Results) -> list[str]:
         "",
         f"{results.comparison.get('common', {}).get('model', 'scratch:nano')}, {cost}, {seeds} seed(s), "
         f"{len(t.problems)} held-out problems, {t.metric} accuracy in % with {level} intervals over seeds "
-        f"and problems. Methods that share a letter are not told apart.",
+        f"and problems. {SHARED if t.lettered else FIRST}",
         "",
     ]
     k = max(

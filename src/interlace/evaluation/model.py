@@ -144,7 +144,7 @@ def resolve_settings(settings: Mapping[str, Any]) -> EvaluationSettings:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise ConfigError(f"unknown setting '{key}'{hint} Accepted are {', '.join(known)}")
+            raise ConfigError(f"unknown setting '{key}'{hint or '.'} Accepted are {', '.join(known)}")
     if settings.get("task") is None:
         raise ConfigError("task: name what to evaluate on, as in task=countdown (interlace tasks lists them)")
     try:

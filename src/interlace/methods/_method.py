@@ -154,7 +154,7 @@ class Entry:
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f"; did you mean '{near[0]}'?" if near else ""
                 names = ", ".join([*known, "variant"]) if self.variants else ", ".join(known)
-                raise MethodError(f"{self.name}: unknown parameter '{key}'{hint} Accepted are {names}")
+                raise MethodError(f"{self.name}: unknown parameter '{key}'{hint or '.'} Accepted are {names}")
         try:
             return self.parameters(**{**self.variants.get(variant, {}), **parameters})
         except ValidationError as error:

@@ -78,12 +78,14 @@ class Parameters(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _none(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {
-                k: None if isinstance(v, str) and v.strip().lower() in ("none", "null") else v
-                for k, v in data.items()
-            }
-        return data
+        if not isinstance(data, dict):
+            return data
+        values = {
+            k: None if isinstance(v, str) and v.strip().lower() in ("none", "null") else v
+            for k, v in data.items()
+        }
+        # kl=none is how one says that there is no penalty.
+        return {k: 0.0 if k == "kl" and v is None else v for k, v in values.items()}
 
 
 P = TypeVar("P", bound=Parameters)

@@ -70,7 +70,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
         return [low]
     raw = (high - low) / max(count - 1, 1)
     size = 10 ** math.floor(math.log10(raw))
-    step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= raw * 0.999)
+    step = next(m * size for m in (1, 2, 5, 10) if m * size >= raw * 0.7)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
@@ -256,7 +256,7 @@ class Frame:
             y = frame.y(value)
             frame.add(element("line", x1=left, x2=across, y1=y, y2=y, class_="grid"))
             frame.write(y_axis.form(value), left - 8, y + 4, "end")
-        for value in x_axis.at or ticks(*x_range, max(3, int((across - left) / 90))):
+        for value in x_axis.at or ticks(*x_range, max(4, int((across - left) / 90))):
             x = frame.x(value)
             frame.add(element("line", x1=x, x2=x, y1=floor, y2=floor + 4, class_="axis"))
             frame.write(x_axis.form(value), x, floor + 18, "middle")
@@ -289,7 +289,7 @@ def lines(
     names: bool = True,
     marks: bool = True,
 ) -> str:
-    """Lines with bands, each named at its end."""
+    """Lines with bands, each named at its end (the first ones, if there are more than fit)."""
     xs = [x for s in series for x, _ in (*s.points, *s.before)]
     ys = [y for s in series for _, y in (*s.points, *s.before)]
     ys += [v for s in series for _, low, high in s.band for v in (low, high)]
@@ -299,8 +299,9 @@ def lines(
     for s in series:
         frame.add(_line(frame, s, marks))
     if names:
-        ends = [(s, frame.y(s.points[-1][1])) for s in series if s.points]
-        places = spread_out([y for _, y in ends], 14, 12, height - 34)
+        room = int((height - 46) / 13)
+        ends = [(s, frame.y(s.points[-1][1])) for s in series[:room] if s.points]
+        places = spread_out([y for _, y in ends], 13, 12, height - 34)
         for (s, y), place in zip(ends, places, strict=True):
             x = frame.x(s.points[-1][0])
             hue = f"h{s.index % HUES}"
@@ -390,8 +391,9 @@ def scatter(
             element("line", x1=x, x2=x, y1=frame.y.last, y2=frame.y.first, class_="reference"),
             element("line", x1=frame.x.first, x2=frame.x.last, y1=y, y2=y, class_="reference"),
         )
-    places = spread_out([frame.y(c.mean[1]) for c in clouds], 14, 16, height - 44)
-    for c, place in zip(clouds, places, strict=True):
+    room = int((height - 60) / 13)
+    places = spread_out([frame.y(c.mean[1]) for c in clouds[:room]], 13, 16, height - 44)
+    for i, c in enumerate(clouds):
         hue = f"h{c.index % HUES}"
         x, y = frame.x(c.mean[0]), frame.y(c.mean[1])
         seeds = [(frame.x(a), frame.y(b)) for a, b in c.seeds]
@@ -401,14 +403,24 @@ def scatter(
                 "g",
                 *(element("line", x1=x, y1=y, x2=a, y2=b, class_=f"leader {hue}") for a, b in seeds),
                 *(element("circle", cx=a, cy=b, r=2, class_=f"fill {hue}") for a, b in seeds),
-                element("path", d=f"M{x + 7:.1f},{y:.1f}L{end - 3:.1f},{place:.1f}", class_=f"leader {hue}"),
+                *_named(c.label, hue, (x, y), (end, places[i]) if i < room else None),
                 mark(c.index, x, y, 5.5, class_=f"fill {hue}"),
-                element("text", text(c.label), x=end, y=place + 4, class_=f"end {hue}"),
                 class_="m",
                 data_m=c.index,
             )
         )
     return frame.drawn(label)
+
+
+def _named(label: str, hue: str, point: Point, place: Point | None) -> list[str]:
+    """A name beside a chart with a line to its point; nothing where there is no place for it."""
+    if place is None:
+        return []
+    (x, y), (end, at) = point, place
+    return [
+        element("path", d=f"M{x + 7:.1f},{y:.1f}L{end - 3:.1f},{at:.1f}", class_=f"leader {hue}"),
+        element("text", text(label), x=end, y=at + 4, class_=f"end {hue}"),
+    ]
 
 
 def stacked(

@@ -16,6 +16,9 @@ from interlace.compare.report.markup import Colours, folded, method, note, table
 from interlace.compare.results import Results, TaskResults
 from interlace.compare.summary import sentences
 
+LANES = 10
+"""Methods in the token view, the best of the ranking."""
+
 HOW_TO_READ = """
 <p>Every method trains from the same start, on the same demonstrations, prompts and verifier, until it has
 spent the same number of floating-point operations. Counted are the forward and backward passes of every model
@@ -113,6 +116,7 @@ def _task(t: TaskResults, colours: Colours, several: bool, view: str | None) -> 
         ("Ranking", sections.ranking(t, colours)),
         ("Every two methods", sections.pairs(t, colours)),
         ("Learning curves", figures.curves(t, colours, name)),
+        ("Stage by stage", sections.stages(t, colours)),
         ("Many answers", figures.passes(t, colours)),
         ("Out of distribution", figures.variants(t, colours)),
         ("Gain and retention", figures.retention(t, colours)),
@@ -153,7 +157,10 @@ def token_view(t: TaskResults, results: Results) -> str | None:
     if t.batch is None:
         return None
     specs: list[tuple[str, dict[str, object]]] = []
+    first = [s.label for s in t.ranking[:LANES]]
     for c in results.comparison.get("contenders", []):
+        if c["label"] not in first:
+            continue
         known = {*get(c["method"]).parameters.model_fields, "variant"}
         spec = (c["method"], {k: v for k, v in c["settings"].items() if k in known})
         specs += [] if spec in specs else [spec]

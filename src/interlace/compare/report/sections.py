@@ -26,7 +26,7 @@ from interlace.compare.report.markup import (
     turned,
 )
 from interlace.compare.results import BASELINE, Results, Standing, TaskResults, numbers_of
-from interlace.compare.tables import interval, percent
+from interlace.compare.tables import FIRST, SHARED, interval, percent
 
 SAMPLE_PROBLEMS = 8
 TEXT_AT_MOST = 700
@@ -38,10 +38,11 @@ def ranking(t: TaskResults, colours: Colours) -> str:
     starts = [] if base is None else [base]
     values = [v for s in t.ranking for v in (s.accuracy.low, s.accuracy.high)] + starts
     low, high = charts.covering(values, zero=True, least=0.05)
-    scale = Scale(max(low, 0.0), min(high, 1.0), 16, 344)
+    scale = Scale(max(low, 0.0), min(high, 1.0), 16, 300)
     axis = charts.axis_strip(scale, points, [(v, "start model") for v in starts])
     k = max_k(t)
-    same = "<abbr title='methods that share a letter are not told apart'>group</abbr>"
+    title = SHARED if t.lettered else FIRST
+    same = f"<abbr title='{title}'>{'group' if t.lettered else 'as first'}</abbr>"
     heads = [
         "method",
         f"{t.metric} accuracy, % {axis}",
@@ -64,8 +65,8 @@ def ranking(t: TaskResults, colours: Colours) -> str:
         rows.append(row)
     words = (
         f"{len(t.problems)} held-out problems, the same for every run. Lines: {100 * t.level:g} % intervals "
-        f"for other seeds <i>and</i> other problems; dots: single seeds. Methods that share a letter are not "
-        f"told apart at this budget (all pairs, adjusted by Holm)."
+        f"for other seeds <i>and</i> other problems; dots: single seeds. {title} (At this budget; all pairs, "
+        f"adjusted by Holm.)"
     )
     return note(words) + table(heads, rows, "ranking") + _lost(t, colours)
 
@@ -78,14 +79,15 @@ def _against(t: TaskResults, s: Standing) -> str:
     verdict, kind = ("better", "up") if d.value > 0 else ("worse", "down")
     verdict, kind = (verdict, kind) if told else ("not told apart", "")
     return number(difference(d.value, d.low, d.high)) + sub(
-        f"{verdict}; P(better) {100 * d.better:.0f} %", kind
+        f"{verdict}; P(better) {100 * d.better:.0f} %", f"keep {kind}"
     )
 
 
 def _lost(t: TaskResults, colours: Colours) -> str:
     lines = []
     for label, seeds in t.absent.items():
-        lines.append(f"{method(label, colours)} has no result. {_reasons(seeds)}")
+        why = _reasons(seeds) or sub("its runs are still to be done")
+        lines.append(f"{method(label, colours)} has no result. {why}")
     for s in t.ranking:
         if s.missing:
             n = len(s.missing) + len(s.seeds)
@@ -109,7 +111,8 @@ def pairs(t: TaskResults, colours: Colours) -> str:
         "Probability, in %, that the method of the row is truly better than that of the column, given these "
         "runs alone. Framed: told apart after adjusting for all pairs."
     )
-    matrix = note(words) + table(["", *(method(label, colours) for label in order)], rows, "matrix")
+    heads = ["", *(method(label, colours) for label in order)]
+    matrix = note(words) + f"<div class='narrow'>{table(heads, rows, 'matrix')}</div>"
     needed = []
     for p in t.pairs:
         if not p.told and p.difference.components is not None:
@@ -146,6 +149,28 @@ def _cell(t: TaskResults, row: str, column: str) -> str:
     return f"<span class='cell {kind}' style='{style}' data-tip='{text(tip)}'>{100 * better:.0f}</span>"
 
 
+def stages(t: TaskResults, colours: Colours) -> str:
+    """Accuracy of the start model, of a shared start, after every stage, and at the end."""
+    base = numbers_of(t.base.get("measured", {}))
+    rows, places = [], ["start model", "shared SFT start"]
+    found: dict[str, dict[str, float]] = {}
+    for s in t.ranking:
+        runs = t.of(s.label)
+        of = {"start model": [base] if base else [], "shared SFT start": [numbers_of(r.start) for r in runs]}
+        for at in runs[0].measured:
+            of[at] = [numbers_of(r.measured[at]) for r in runs if at in r.measured]
+        known = {at: [n[t.metric] for n in numbers if t.metric in n] for at, numbers in of.items()}
+        found[s.label] = {at: sum(values) / len(values) for at, values in known.items() if values}
+        places += [at for at in of if at not in places and at != "final"]
+    places = [p for p in [*places, "final"] if any(p in of for of in found.values())]
+    if len(places) < 3:
+        return ""
+    for label, of_label in found.items():
+        rows.append([method(label, colours), *(number(percent(of_label.get(p))) for p in places)])
+    words = f"Mean {t.metric} accuracy on the test problems, in %."
+    return note(words) + table(["method", *places], rows)
+
+
 KINDS = (
     ("start", "shared SFT start", "cost/charged"),
     ("generate", "sampling", "cost/generate"),
@@ -169,7 +194,7 @@ def costs(t: TaskResults, colours: Colours) -> str:
         rows.append(
             [
                 method(s.label, colours),
-                charts.stacked(parts, whole, 250) + sub(short(n["cost/flops"])),
+                charts.stacked(parts, whole, 190) + sub(short(n["cost/flops"])),
                 short_count(n["cost/generated tokens"]),
                 short_count(n["cost/trained tokens"]),
                 f"{n['steps']:.0f}",
@@ -216,7 +241,8 @@ def search(t: TaskResults, colours: Colours) -> str:
         tried = []
         for name, score in found.scores.items():
             chosen = " chosen" if name == found.choice else ""
-            tried.append(f"<span class='tried{chosen}'>{text(name)}: {percent(score)}</span>")
+            shown = "no result" if score is None else percent(score)
+            tried.append(f"<span class='tried{chosen}'>{text(name)}: {shown}</span>")
         rows.append([method(label, colours), "".join(tried), str(found.runs), short(found.cost)])
     words = (
         "Settings were chosen on validation problems, with seeds that are not in the ranking; what that cost "
