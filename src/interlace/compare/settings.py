@@ -11,7 +11,7 @@ import importlib.resources
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from interlace.compare.budget import Budget, parse_budget
-from interlace.config import RUN_KEYS, STAGE_KEYS, ConfigError, Configuration, read_yaml, resolve
+from interlace.config import RUN_KEYS, STAGE_KEYS, ConfigError, Configuration, resolve
 from interlace.methods import Entry, get
 
 Count = Annotated[int, Field(ge=1)]
@@ -502,13 +502,3 @@ def _choices(plain: Configuration, own: Settings) -> tuple[Choice, ...]:
         parts += [f"switch={share:g}"] if share is not None else []
         named.append(Choice(" ".join(parts), values, share))
     return tuple(named)
-
-
-def with_settings(comparison: Comparison, **changed: Any) -> Comparison:
-    """The comparison with some of its own settings changed."""
-    return replace(comparison, settings=comparison.settings.model_copy(update=changed))
-
-
-def read_comparison(path: Path) -> dict[str, Any]:
-    """The settings that a comparison folder was made with."""
-    return read_yaml(path / "comparison.yaml")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from interlace.compare.budget import short
-from interlace.compare.results import BASELINE, Results, Run, Standing, TaskResults
+from interlace.compare.results import BASELINE, Results, Run, TaskResults
 from interlace.compare.statistics import Difference
 from interlace.training.checkpoint import write_text
 
@@ -125,8 +125,3 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer.writerow(head)
     writer.writerows(rows)
     return file.getvalue()
-
-
-def standings_line(s: Standing) -> str:
-    """One line for a terminal."""
-    return f"{s.label}  {interval(s.accuracy)}  {s.letters}"

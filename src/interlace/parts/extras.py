@@ -92,7 +92,8 @@ def has_role(batch: Batch, role: str) -> Tensor:
             near = difflib.get_close_matches(str(value), ROLES, 1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise ValueError(
-                f"row {int(batch.row_id[i])}: 'extra.role'={value!r}{hint or '.'} Accepted are {', '.join(ROLES)}"
+                f"row {int(batch.row_id[i])}: 'extra.role'={value!r}{hint or '.'} "
+                f"Accepted are {', '.join(ROLES)}"
             )
         found[i] = value == role
     return found & batch.active
